@@ -1,0 +1,22 @@
+//! The words of Dormouse as types: ids, states, offsets, sizes and names.
+//!
+//! This crate is the ground floor. It knows no runtime, no SQL, no HTTP and reads no clock;
+//! everything here can be built from values and compared with values.
+
+mod event;
+mod file;
+mod id;
+mod names;
+mod quantity;
+mod session;
+mod work;
+
+pub use event::{Actor, EventType};
+pub use file::{FileMeta, FileType};
+pub use id::{EventSeq, ExecId, Generation, IdError, OperationId, SessionId, SnapshotId, TerminalId, TokenId};
+pub use names::{Key, NameError, PortNumber, ServiceName};
+pub use quantity::{ByteSize, DurationError, Offset, Timestamp, parse_bytes, parse_duration};
+pub use session::{
+    EndReason, IdleAction, IdlePolicy, IdleWhen, Memory, OnTimeout, OperationKind, OperationState, Resources, Runtime, State,
+};
+pub use work::{ExecState, ServiceRestart, ServiceSpec, TerminalState};
