@@ -1,0 +1,325 @@
+//! Server and supervisor.
+//!
+//! The supervisor listens on a Unix socket. A connection carries the preamble, then requests one
+//! after the other: a control frame with a [`Request`], a control frame with the answer, and where
+//! the request says so a stream of Data frames ended by End (stream number 0 throughout). Closing
+//! the connection cancels what only that connection waits for, and never what was started.
+//!
+//! Output isn't sent over it: journals are files, which the server reads itself. It only asks to be
+//! told when they grow ([`Request::Watch`]).
+
+use crate::{
+    error::WireError,
+    facts::FactLine,
+    files::{FileReply, FileRequest},
+    layout::JournalName,
+    records::{ExecRecord, ProcessRecord, Program, ServiceRecord, Stats, TerminalRecord, Unsaveable},
+};
+use model::{EndReason, ExecId, Generation, Offset, Resources, ServiceName, ServiceSpec, SessionId, TerminalId};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, path::PathBuf};
+
+/// What a supervisor is started with: `dormouse supervise --spec FILE`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SuperviseSpec {
+    /// The session's directory; `SessionLayout` says what lies where.
+    pub dir: PathBuf,
+    /// `None`: a sandbox for the pool, which [`Request::Claim`] makes a session's.
+    pub session: Option<SessionId>,
+    pub generation: Generation,
+    pub start: Start,
+    /// Lower layers of the disk, top-most first: guest layer, template.
+    pub lower: Vec<PathBuf>,
+    pub runtime: RuntimeSpec,
+    #[serde(default)]
+    pub resources: Resources,
+    #[serde(default)]
+    pub identity: Option<crate::guest::Identity>,
+    /// What an image made by this sandbox needs to be loaded again.
+    pub pins: Pins,
+}
+
+/// How the sandbox comes to life.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Start {
+    Boot,
+    /// From the memory image in this directory.
+    Restore {
+        image: PathBuf,
+    },
+}
+
+/// The runtime's program and settings.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuntimeSpec {
+    /// Path of the pinned `runsc`.
+    pub runsc: PathBuf,
+    /// Its state directory, shared by a server's sandboxes.
+    pub state_dir: PathBuf,
+    /// `systrap` or `ptrace`.
+    pub platform: String,
+}
+
+/// Content hashes of what a memory image depends on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pins {
+    pub template: String,
+    pub guest: String,
+    pub runsc: String,
+    #[serde(default)]
+    pub runsc_version: String,
+}
+
+/// Server → supervisor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum Request {
+    /// Answered at once, whatever the guest does.
+    Status,
+    /// Answered when the sandbox runs and its guest has answered, or has failed to start.
+    AwaitReady,
+    /// Answered when the guest has answered.
+    Probe,
+    /// Turns a pooled sandbox into a session's: moves its directory's identity to `session`.
+    Claim {
+        session: SessionId,
+        identity: crate::guest::Identity,
+        dir: PathBuf,
+    },
+
+    StartExec {
+        exec: ExecStart,
+        wait: bool,
+    },
+    GetExec {
+        id: ExecId,
+    },
+    ListExecs,
+    /// Answered when the exec has ended.
+    AwaitExec {
+        id: ExecId,
+    },
+    SignalExec {
+        id: ExecId,
+        signal: i32,
+    },
+    /// Followed by Data frames and, where the input ends, End. Answered when the guest has it all.
+    ExecStdin {
+        id: ExecId,
+    },
+
+    OpenTerminal {
+        terminal: TerminalStart,
+    },
+    ListTerminals,
+    GetTerminal {
+        id: TerminalId,
+    },
+    CloseTerminal {
+        id: TerminalId,
+    },
+    Screen {
+        id: TerminalId,
+    },
+    /// Turns the connection into a terminal's: from here on Data frames in both directions, each
+    /// holding exactly one message of the terminal protocol.
+    Attach(Attach),
+
+    /// Pushes [`Answer::Tail`] at once, at every growth, and at the end; until the connection
+    /// closes.
+    Watch {
+        journal: JournalName,
+    },
+
+    /// Followed by the stream of bytes that the request takes or gives.
+    File {
+        request: FileRequest,
+        #[serde(default)]
+        actor: Option<String>,
+    },
+
+    Services,
+    SetServices {
+        services: Vec<ServiceSpec>,
+    },
+    Service {
+        name: ServiceName,
+        action: String,
+    },
+    Stats,
+    Processes,
+    Unsaveable,
+
+    /// Frozen in place. Repeating it is no error.
+    Pause,
+    Unpause,
+    /// First half of a hibernate: memory and disk to storage, the sandbox stays paused. Answers
+    /// [`Answer::Captured`].
+    Capture {
+        image: PathBuf,
+    },
+    /// Second half: the store says `hibernated`. The sandbox is frozen, its image confirmed where
+    /// `confirm`, then both it and the supervisor end.
+    CommitHibernate {
+        confirm: bool,
+    },
+    /// The other second half: go on as if nothing had been. Also answers when nothing was captured.
+    AbortHibernate,
+    /// A wake within the grace period.
+    Thaw {
+        generation: Generation,
+    },
+    /// Ends the sandbox and the supervisor; programs get TERM and `grace_ms` first.
+    Shutdown {
+        reason: EndReason,
+        grace_ms: u64,
+    },
+}
+
+/// A new exec.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecStart {
+    pub id: ExecId,
+    #[serde(default)]
+    pub key: Option<String>,
+    pub program: Program,
+    /// Bytes for standard input, given at once; with `stdin_open` more can follow.
+    #[serde(default)]
+    pub stdin: Option<Vec<u8>>,
+    #[serde(default)]
+    pub stdin_open: bool,
+    #[serde(default)]
+    pub timeout_ms: Option<u64>,
+    #[serde(default)]
+    pub actor: Option<String>,
+}
+
+/// A new terminal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TerminalStart {
+    pub id: TerminalId,
+    #[serde(default)]
+    pub name: Option<String>,
+    pub program: Program,
+    pub cols: u16,
+    pub rows: u16,
+    #[serde(default)]
+    pub actor: Option<String>,
+}
+
+/// Joining a terminal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attach {
+    pub id: TerminalId,
+    /// The client's own id; input sequences count per terminal and client.
+    pub client: String,
+    #[serde(default)]
+    pub cols: Option<u16>,
+    #[serde(default)]
+    pub rows: Option<u16>,
+    /// `None`: the screen first. Else bytes from this offset.
+    #[serde(default)]
+    pub from: Option<Offset>,
+    /// `write`, `observe` or `take`.
+    pub mode: String,
+    #[serde(default)]
+    pub actor: Option<String>,
+}
+
+/// A supervisor's answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "r", rename_all = "snake_case")]
+pub enum Answer {
+    Done,
+    Status(Status),
+    Exec {
+        exec: ExecRecord,
+    },
+    Execs {
+        items: Vec<ExecRecord>,
+    },
+    Terminal {
+        terminal: TerminalRecord,
+    },
+    Terminals {
+        items: Vec<TerminalRecord>,
+    },
+    Screen(ScreenAnswer),
+    Tail {
+        tail: Offset,
+        ended: bool,
+    },
+    File {
+        reply: FileReply,
+    },
+    Services {
+        items: Vec<ServiceRecord>,
+    },
+    Stats {
+        stats: Stats,
+    },
+    Processes {
+        items: Vec<ProcessRecord>,
+    },
+    Unsaveable {
+        items: Vec<Unsaveable>,
+    },
+    Captured(Captured),
+    /// The request's stream of bytes follows.
+    Streaming,
+    /// A fact, for a connection that watches them.
+    Fact {
+        line: FactLine,
+    },
+    Error {
+        error: WireError,
+    },
+}
+
+/// How a supervisor and its sandbox stand.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    pub session: Option<SessionId>,
+    pub generation: Generation,
+    pub phase: Phase,
+    pub supervisor_version: String,
+    #[serde(default)]
+    pub guest_version: Option<String>,
+    pub pid: u32,
+    /// Connections inside that a wake has reset.
+    #[serde(default)]
+    pub detail: BTreeMap<String, String>,
+}
+
+/// Where a supervisor stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    Starting,
+    Running,
+    Paused,
+    /// Captured, and waits to be told whether the store knows.
+    Captured,
+    /// The store says hibernated; frozen until the image is confirmed.
+    Confirming,
+    Ended,
+}
+
+/// A terminal's screen in every form.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ScreenAnswer {
+    /// The offset it is true for.
+    pub offset: Offset,
+    pub text: String,
+    pub ansi: String,
+    pub json: serde_json::Value,
+}
+
+/// A capture that is on storage.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Captured {
+    pub generation: Generation,
+    pub memory_bytes: u64,
+    pub image_bytes: u64,
+}

@@ -1,0 +1,96 @@
+//! What a supervisor writes down for the server: one JSON object a line, in a journal of its own.
+//!
+//! The server reads facts at its leisure, applies each exactly once (it keeps the offset of the
+//! next one in the store) and turns them into events. So nothing that happens while no server
+//! runs is lost.
+
+use crate::records::{ExecRecord, TerminalRecord, Unsaveable};
+use model::{EndReason, Generation, Offset, ServiceName, TerminalId, Timestamp};
+use serde::{Deserialize, Serialize};
+
+/// One line of the facts journal.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FactLine {
+    pub at: Timestamp,
+    pub generation: Generation,
+    #[serde(flatten)]
+    pub fact: Fact,
+}
+
+/// Something that happened in a sandbox.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "fact", rename_all = "snake_case")]
+pub enum Fact {
+    ExecStarted {
+        exec: ExecRecord,
+        #[serde(default)]
+        actor: Option<String>,
+    },
+    ExecEnded {
+        exec: ExecRecord,
+    },
+    TerminalOpened {
+        terminal: TerminalRecord,
+        #[serde(default)]
+        actor: Option<String>,
+    },
+    TerminalEnded {
+        terminal: TerminalRecord,
+    },
+    TerminalAttached {
+        terminal: TerminalId,
+        client: String,
+        mode: String,
+        #[serde(default)]
+        actor: Option<String>,
+    },
+    TerminalDetached {
+        terminal: TerminalId,
+        client: String,
+    },
+    ServiceStarted {
+        name: ServiceName,
+        pid: u32,
+        restarts: u64,
+    },
+    ServiceEnded {
+        name: ServiceName,
+        exit_code: Option<i32>,
+        signal: Option<i32>,
+        restart_in_ms: Option<u64>,
+    },
+    /// Bytes of a journal that could not be kept.
+    Gap {
+        stream: String,
+        from: Offset,
+        to: Offset,
+    },
+    Unsaveable {
+        items: Vec<Unsaveable>,
+    },
+    /// Memory ran out; `killed` names what was ended for it.
+    Oom {
+        limit_bytes: u64,
+        used_bytes: u64,
+        killed: Option<String>,
+    },
+    FilesWritten {
+        path: String,
+        op: String,
+        #[serde(default)]
+        actor: Option<String>,
+    },
+    /// The image was restored on the side and answered (or not); the frozen original is dropped
+    /// (or thawed).
+    Confirmed {
+        ok: bool,
+        detail: String,
+    },
+    /// The sandbox has ended.
+    SandboxEnded {
+        reason: EndReason,
+        detail: String,
+    },
+    #[serde(other)]
+    Unknown,
+}

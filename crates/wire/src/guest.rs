@@ -1,0 +1,310 @@
+//! Supervisor and guest.
+//!
+//! ```text
+//!  supervisor                              guest
+//!     │ PREAMBLE, Hello ───────────────────► │   (boot, restore, thaw, after a quiesce)
+//!     │ ◄──────────────── PREAMBLE, HelloReply   streams with their offsets, works, pending events
+//!     │ Ready{acks} ───────────────────────► │   each side sends again from there
+//!     │ ◄══════ Data, Ack, Event, Reply ═══► │
+//!     │ Quiesce ───────────────────────────► │   before a capture
+//!     │ ◄────────────────────────── Quiesced │   then silence until the next Hello
+//! ```
+//! When its channel breaks (end of file, EPIPE) the guest keeps everything unacknowledged, goes on
+//! reading its standard input and waits for a preamble: a restore binds the channel anew.
+
+use crate::{
+    error::WireError,
+    files::{FileReply, FileRequest},
+    frame::StreamId,
+    records::{ProcessRecord, Program, ServiceRecord, Stats, Unsaveable},
+};
+use model::{ExecId, Generation, Offset, ServiceName, ServiceSpec, SessionId, TerminalId};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The protocol that this build speaks. Raised when a message changes so that the other side has
+/// to know; each side goes by the lower of the two.
+pub const PROTOCOL: u32 = 1;
+
+/// Where the guest's program lies inside.
+pub const GUEST_PATH: &str = "/usr/lib/dormouse/dormouse-guest";
+
+/// Something that the guest started and answers for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Work {
+    Exec(ExecId),
+    Terminal(TerminalId),
+    Service(ServiceName),
+}
+
+/// What a stream carries.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    Stdin(Work),
+    Stdout(Work),
+    Stderr(Work),
+    /// A file request's bytes: they end with their connection and are never resumed.
+    Transfer,
+}
+
+/// Supervisor → guest.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "t", rename_all = "snake_case")]
+pub enum ToGuest {
+    Hello(Hello),
+    /// The supervisor has everything below these offsets; the guest sends from there.
+    Ready {
+        acks: Vec<StreamAt>,
+    },
+    /// Say `Quiesced` at a frame border, then nothing until the next Hello.
+    Quiesce,
+    /// Events up to this number are recorded and can be forgotten.
+    AckEvents {
+        seq: u64,
+    },
+    Request {
+        id: u64,
+        request: Request,
+    },
+}
+
+/// Guest → supervisor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "t", rename_all = "snake_case")]
+pub enum FromGuest {
+    HelloReply(HelloReply),
+    Quiesced,
+    Reply {
+        id: u64,
+        result: Result<Reply, WireError>,
+    },
+    /// Kept by the guest and sent again at each reconnection until acknowledged.
+    Event {
+        seq: u64,
+        event: GuestEvent,
+    },
+    /// A message that a newer guest sends and this build doesn't know.
+    #[serde(other)]
+    Unknown,
+}
+
+/// Opens a connection and tells the guest who it is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Hello {
+    pub protocol: u32,
+    /// `None` for a sandbox in the pool, which is nobody yet.
+    #[serde(default)]
+    pub session: Option<SessionId>,
+    pub generation: Generation,
+    #[serde(default)]
+    pub identity: Option<Identity>,
+}
+
+/// What makes one session's inside differ from another's. Applied when it differs from what the
+/// guest has applied last.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    pub hostname: String,
+    /// 32 hexadecimal digits, for `/etc/machine-id`.
+    pub machine_id: String,
+    /// 64 bytes of fresh randomness in hexadecimal, mixed into the guest's own generator.
+    pub seed: String,
+    /// Environment of everything started in the session.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Where execs start; made when missing.
+    #[serde(default)]
+    pub workdir: Option<String>,
+    /// Services to keep running.
+    #[serde(default)]
+    pub services: Vec<ServiceSpec>,
+    /// Most processes and threads inside.
+    #[serde(default)]
+    pub pids: Option<u64>,
+}
+
+/// A stream and a position in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamAt {
+    pub stream: StreamId,
+    pub offset: Offset,
+}
+
+/// What the guest holds when a connection begins.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HelloReply {
+    pub protocol: u32,
+    pub guest_version: String,
+    /// Made anew at each boot of the guest, kept through restores.
+    pub boot_id: String,
+    /// Streams that the guest sends.
+    pub sending: Vec<SendingStream>,
+    /// Streams that the guest receives, and how far it has come.
+    pub receiving: Vec<ReceivingStream>,
+    pub works: Vec<RunningWork>,
+    /// Largest stream number ever used; new ones are above it.
+    pub max_stream: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SendingStream {
+    pub stream: StreamId,
+    pub role: Role,
+    /// First offset that the guest still has.
+    pub from: Offset,
+    /// Offset after its last byte so far.
+    pub to: Offset,
+    pub ended: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReceivingStream {
+    pub stream: StreamId,
+    pub role: Role,
+    pub received: Offset,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunningWork {
+    pub work: Work,
+    pub pid: u32,
+}
+
+/// Size of a terminal in cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PtySize {
+    pub cols: u16,
+    pub rows: u16,
+}
+
+/// Starts a program. The supervisor chooses the streams' numbers, above all earlier ones.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spawn {
+    pub work: Work,
+    pub program: Program,
+    /// With a PTY: `stdin` and `stdout` are its input and output, `stderr` isn't used.
+    #[serde(default)]
+    pub pty: Option<PtySize>,
+    /// `None`: standard input is at its end from the start.
+    #[serde(default)]
+    pub stdin: Option<StreamId>,
+    pub stdout: StreamId,
+    #[serde(default)]
+    pub stderr: Option<StreamId>,
+    /// After this time awake the whole process tree is killed, with reason `timeout`.
+    #[serde(default)]
+    pub timeout_ms: Option<u64>,
+}
+
+/// What the supervisor asks of a guest. An unknown one is answered with `Unsupported`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum Request {
+    /// Answered at once; spawns nothing.
+    Ping,
+    Spawn(Spawn),
+    /// To the whole process tree where `tree`, else to the work's own process (for a terminal: its
+    /// foreground process group).
+    Signal {
+        work: Work,
+        signal: i32,
+        tree: bool,
+    },
+    Resize {
+        terminal: TerminalId,
+        size: PtySize,
+    },
+    /// A file request; its bytes travel on `stream` where it has any.
+    File {
+        stream: Option<StreamId>,
+        request: FileRequest,
+    },
+    /// Changes the set of services: new ones start, missing ones stop.
+    SetServices {
+        services: Vec<ServiceSpec>,
+    },
+    /// `action`: start, stop, restart.
+    Service {
+        name: ServiceName,
+        action: String,
+    },
+    Services,
+    Stats,
+    Processes,
+    /// What can't be saved as things stand.
+    Unsaveable,
+    /// Flushes what programs have written to the disk.
+    Sync,
+    /// Ends the largest work by memory; asked when the session's memory is at its limit.
+    KillLargest {
+        reason: String,
+    },
+    /// TERM to everything, KILL after `grace_ms`; answered when only the guest is left.
+    Shutdown {
+        grace_ms: u64,
+    },
+}
+
+/// The answer to a [`Request`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "r", rename_all = "snake_case")]
+pub enum Reply {
+    Done,
+    Pong,
+    Spawned {
+        pid: u32,
+    },
+    File {
+        reply: FileReply,
+    },
+    Services {
+        items: Vec<ServiceRecord>,
+    },
+    Stats {
+        stats: Stats,
+    },
+    Processes {
+        items: Vec<ProcessRecord>,
+    },
+    Unsaveable {
+        items: Vec<Unsaveable>,
+    },
+    /// What was killed, if there was anything.
+    Killed {
+        work: Option<Work>,
+    },
+}
+
+/// What the guest tells unasked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "e", rename_all = "snake_case")]
+pub enum GuestEvent {
+    /// A work's own process has ended. `ends`: how far its streams had come when what was in
+    /// its pipes had been read; children that hold them open may go on writing.
+    Ended {
+        work: Work,
+        exit_code: Option<i32>,
+        signal: Option<i32>,
+        reason: Option<String>,
+        ends: Vec<StreamAt>,
+    },
+    ServiceStarted {
+        name: ServiceName,
+        pid: u32,
+        restarts: u64,
+    },
+    ServiceEnded {
+        name: ServiceName,
+        exit_code: Option<i32>,
+        signal: Option<i32>,
+        restart_in_ms: Option<u64>,
+    },
+    /// The set of things in the way of a capture has changed; empty when nothing is any more.
+    Unsaveable {
+        items: Vec<Unsaveable>,
+    },
+    #[serde(other)]
+    Unknown,
+}
