@@ -247,3 +247,25 @@ impl Reader {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_later_segment_wins_where_two_overlap() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(segment_path(dir.path(), 0), b"0123456789").unwrap();
+        fs::write(segment_path(dir.path(), 5), b"abc").unwrap();
+        fs::write(dir.path().join("note.txt"), b"not a segment").unwrap();
+        let mut reader = Reader::open(dir.path());
+        assert_eq!(reader.range().unwrap(), Range { first: Offset(0), tail: Offset(8) });
+        for (from, want) in [(0, &b"01234"[..]), (4, b"4"), (5, b"abc"), (7, b"c")] {
+            assert_eq!(
+                reader.read(Offset(from), 100).unwrap(),
+                Chunk::Data { offset: Offset(from), bytes: want.to_vec() },
+                "from {from}"
+            );
+        }
+    }
+}

@@ -37,6 +37,16 @@ fn silence_separates_old_from_new() {
 }
 
 #[test]
+fn bytes_of_the_same_millisecond_stay_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = IndexWriter::open(dir.path(), 0).unwrap();
+    writer.note(0, 10, Timestamp(1000));
+    writer.close();
+    writer.note(10, 20, Timestamp(1000));
+    assert_eq!(TimeIndex::open(dir.path()).offset_at(Timestamp(1000)).unwrap(), Offset::ZERO);
+}
+
+#[test]
 fn a_missing_index_sends_to_the_start() {
     let dir = tempfile::tempdir().unwrap();
     let index = TimeIndex::open(dir.path());
