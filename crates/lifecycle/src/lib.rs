@@ -1,1 +1,21 @@
-//! TODO
+//! What may happen to a session, and when: the rules of its life as pure functions.
+//!
+//! ```text
+//! creating -> running <-> paused          running, paused -> hibernated -> running
+//!    |        running, paused -> stopped (asked, or its sandbox ended) -> running (memory: lost)
+//!    v        hibernated -> stopped (memory given up, by explicit choice only)
+//!  failed     any -> deleted
+//! ```
+//! A change that is under way is an operation, never a state: while one runs, the state is still the one before it.
+//!
+//! [`decide`] says what becomes of a command, [`settle`] what a session is once an operation has ended, and [`recover`]
+//! what a server that comes back does about what it finds. None of them reads a clock, a file or a database; this crate
+//! knows no async runtime and no supervisor.
+
+mod decide;
+mod recover;
+mod settle;
+
+pub use decide::{Command, Decision, Reason, Standing, decide};
+pub use recover::{Plan, Seen, Sleeper, recover};
+pub use settle::{Outcome, Settled, goal, settle};
