@@ -1,0 +1,22 @@
+//! What sandboxes start from and what is left of them when they are gone: templates, disks, pinned binaries, memory images.
+//!
+//! Everything here is files and mounts on the server's own machine. This crate knows no session state, no store, no
+//! async runtime: calls block, and callers put them on a thread that may. What stands *in* a template archive, a layer or
+//! a session's disk is written by strangers, so it is only ever read and written beneath a root that the kernel enforces
+//! (`openat2`, `RESOLVE_IN_ROOT`).
+//!
+//! - [`template`]: immutable, content-addressed trees, shared by several servers.
+//! - [`disk`]: a session's own layer above a template, and how it is mounted.
+//! - [`extract`]: unpacking archives without trusting them.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod disk;
+pub mod extract;
+mod fsutil;
+mod hash;
+mod inroot;
+mod overlay;
+pub mod template;
+mod tree;
+
+pub use hash::{Hash, HashError};
