@@ -1,0 +1,13 @@
+//! SQLite held against what every store promises.
+
+use std::sync::Arc;
+use store::Store;
+use store_sqlite::SqliteStore;
+use tempfile::TempDir;
+
+async fn empty_store() -> (Arc<dyn Store>, TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    (Arc::new(SqliteStore::open(dir.path()).await.unwrap()), dir)
+}
+
+store::conformance_tests!(empty_store);
