@@ -290,10 +290,13 @@ pub enum GuestEvent {
         reason: Option<String>,
         ends: Vec<StreamAt>,
     },
+    /// `stream`: the service's output, the same through all its starts; numbered by the guest.
     ServiceStarted {
         name: ServiceName,
         pid: u32,
         restarts: u64,
+        #[serde(default)]
+        stream: Option<StreamId>,
     },
     ServiceEnded {
         name: ServiceName,
