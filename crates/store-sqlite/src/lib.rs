@@ -73,3 +73,6 @@ impl SqliteStore {
         &self.readers
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,5 @@
 //! SQLite held against what every store promises.
+#![allow(clippy::unwrap_used)] // A test fails by panicking.
 
 use std::sync::Arc;
 use store::Store;

@@ -96,6 +96,7 @@ fn write_pid(file: &mut File) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)] // A test fails by panicking.
     use super::*;
 
     #[test]

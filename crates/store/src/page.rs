@@ -86,6 +86,7 @@ impl fmt::Display for Cursor {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)] // A test fails by panicking.
     use super::*;
     use model::SessionId;
 

@@ -297,6 +297,7 @@ pub trait Sessions {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)] // A test fails by panicking.
     use super::*;
 
     #[test]
