@@ -8,6 +8,7 @@ use rustix::{
 };
 use std::{
     ffi::{OsStr, OsString},
+    fs::File,
     io,
     os::{
         fd::{AsRawFd, BorrowedFd, OwnedFd},
@@ -58,6 +59,13 @@ pub(crate) fn ensure_dir(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedF
         dir = next;
     }
     Ok(dir)
+}
+
+/// Reads a descriptor got with `O_PATH` whose file is known to be regular. Never waits: the file was looked at before
+/// it is opened, and this opens the same one.
+pub(crate) fn reopen_for_reading(fd: BorrowedFd<'_>) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    Ok(File::from(rustix::fs::open(handle_path(fd), flags, Mode::empty())?))
 }
 
 /// A path that means exactly this descriptor in this process.

@@ -7,16 +7,22 @@
 //!
 //! - [`template`]: immutable, content-addressed trees, shared by several servers.
 //! - [`disk`]: a session's own layer above a template, and how it is mounted.
+//! - [`view`]: reading a disk whose session isn't running.
 //! - [`extract`]: unpacking archives without trusting them.
+//! - [`pin`]: private copies of the programs that a sleeping session needs to wake.
+//! - [`image`]: the descriptor of a saved memory.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod disk;
 pub mod extract;
 mod fsutil;
 mod hash;
+pub mod image;
 mod inroot;
 mod overlay;
+pub mod pin;
 pub mod template;
 mod tree;
+pub mod view;
 
 pub use hash::{Hash, HashError};

@@ -118,3 +118,34 @@ fn refused(step: &'static str, context: Option<&OwnedFd>, error: rustix::io::Err
     }
     OverlayError::Refused { step, detail, source: error.into() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs, io::Read};
+
+    #[test]
+    fn both_ways_of_naming_layers_give_the_same_overlay() {
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: needs root");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let names = ["top:\\,", &"x".repeat(250), "bottom"];
+        let layers = names.map(|name| dir.path().join(name));
+        for (n, layer) in layers.iter().enumerate() {
+            fs::create_dir(layer).unwrap();
+            fs::write(layer.join("same"), n.to_string()).unwrap();
+            fs::write(layer.join(format!("own{n}")), "").unwrap();
+        }
+        let lower: Vec<&Path> = layers.iter().map(PathBuf::as_path).collect();
+        for one_by_one in [true, false] {
+            let mount = make_with(&lower, None, one_by_one).unwrap();
+            let open = |name: &str| rustix::fs::openat(&mount, name, OFlags::RDONLY, Mode::empty()).map(fs::File::from);
+            let mut text = String::new();
+            open("same").unwrap().read_to_string(&mut text).unwrap();
+            assert_eq!(text, "0", "the first layer is the top-most");
+            assert!((0..3).all(|n| open(&format!("own{n}")).is_ok()), "one by one: {one_by_one}");
+        }
+    }
+}
