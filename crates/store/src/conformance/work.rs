@@ -92,7 +92,7 @@ pub async fn exec_keys_are_unique_in_their_session(store: Under) {
     let row = with_execs(&store, row, vec![first.clone()]).await.unwrap();
     let taken = with_execs(&store, row.clone(), vec![exec_of(row.id, None), exec_of(row.id, Some("k"))]).await;
     assert_eq!(taken, Err(StoreError::ExecKeyTaken { holder: first.id }));
-    assert_eq!(store.list_execs(row.id, 9, None).await.unwrap().items, [first.clone()]);
+    assert_eq!(store.list_execs(row.id, 9, None).await.unwrap().items, std::slice::from_ref(&first));
     // The holder itself may be written again.
     with_execs(&store, row, vec![first]).await.unwrap();
     let other = new_row();
