@@ -183,7 +183,8 @@ impl Hub {
         self.mode = Mode::Silent;
     }
 
-    fn drop_transfers(&mut self) {
+    /// Ends every transfer; those who wait on one find it gone.
+    pub fn drop_transfers(&mut self) {
         self.sending.retain(|_, s| {
             let keep = s.role != Role::Transfer;
             if !keep {

@@ -21,19 +21,34 @@ mod files;
 mod guest;
 mod hub;
 mod identity;
+mod inside;
 mod program;
 mod pump;
 mod services;
+mod shims;
 mod sys;
 mod tree;
 mod users;
 mod works;
 
 use guest::Guest;
-use std::{os::fd::OwnedFd, rc::Rc};
+use std::{os::fd::OwnedFd, process::ExitCode, rc::Rc};
 use tokio::io::unix::AsyncFd;
 
-fn main() -> std::io::Result<()> {
+fn main() -> ExitCode {
+    if let Some(code) = shims::run(std::env::args_os().map(|a| a.to_string_lossy().into_owned())) {
+        return code;
+    }
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> std::io::Result<()> {
     // Before any thread starts, so that all of them have the signal blocked.
     let children = sys::child_signals()?;
     sys::become_reaper();
@@ -50,6 +65,7 @@ async fn serve(children: OwnedFd) -> std::io::Result<()> {
     let guest = Rc::new(Guest::new()?);
     if guest.is_init {
         boot::prepare();
+        tokio::task::spawn_local(inside::serve(guest.clone()));
     }
     let mut incoming = channel::start_reader()?;
     tokio::task::spawn_local(channel::write_forever(guest.clone()));

@@ -40,11 +40,6 @@ pub fn find(wanted: &str) -> Result<User, WireError> {
     })
 }
 
-/// Finds the user that has this number.
-pub fn by_uid(uid: u32) -> User {
-    find(&uid.to_string()).unwrap_or_else(|_| User::root())
-}
-
 fn find_in(wanted: &str, passwd: &str, group: &str) -> Option<User> {
     let (user, gid) = match wanted.split_once(':') {
         Some((user, gid)) => (user, Some(group_number(gid, group)?)),

@@ -15,11 +15,11 @@ use crate::{
 };
 use std::{
     collections::{BTreeMap, HashMap},
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
     rc::Rc,
     time::Duration,
 };
-use tokio::io::unix::AsyncFd;
+use tokio::{io::unix::AsyncFd, sync::oneshot};
 use wire::{
     Code, StreamId, WireError,
     guest::{GuestEvent, PtySize, Role, RunningWork, Spawn, StreamAt, Work},
@@ -53,6 +53,8 @@ pub struct Works {
     /// Starts under way; a child of one of them may be reaped before it is known here.
     starting: usize,
     unclaimed: HashMap<u32, Status>,
+    /// Programs that the guest started for a shim, which waits for their end.
+    waited_for: HashMap<u32, oneshot::Sender<Status>>,
 }
 
 impl Works {
@@ -65,6 +67,7 @@ impl Works {
             next_run: 1,
             starting: 0,
             unclaimed: HashMap::new(),
+            waited_for: HashMap::new(),
         }
     }
 
@@ -75,6 +78,23 @@ impl Works {
 
     pub fn is_idle(&self) -> bool {
         self.runs.is_empty() && self.left_behind.is_empty() && self.starting == 0
+    }
+
+    /// The work that a process belongs to, and the entrance to its group.
+    pub fn of_process(&self, pid: u32) -> (Option<Work>, Option<RawFd>) {
+        let left = self.left_behind.iter().find(|(_, group)| group.members().contains(&pid));
+        if let Some((work, group)) = left {
+            return (Some(work.clone()), Some(group.entrance()));
+        }
+        let run = self.runs.values().find(|run| run.members().contains(&pid));
+        (run.map(|r| r.work.clone()), run.and_then(|r| Some(r.group.as_ref()?.entrance())))
+    }
+
+    /// Tells the end of a child that is no run.
+    pub fn notify_end(&mut self, pid: u32) -> oneshot::Receiver<Status> {
+        let (tell, told) = oneshot::channel();
+        self.waited_for.insert(pid, tell);
+        told
     }
 
     pub fn is_running(&self, run: u64) -> bool {
@@ -311,6 +331,10 @@ impl Guest {
 
     fn process_ended(self: &Rc<Self>, pid: u32, status: Status) {
         let mut works = self.works.borrow_mut();
+        if let Some(waiter) = works.waited_for.remove(&pid) {
+            let _ = waiter.send(status);
+            return;
+        }
         let Some(run) = works.by_pid.remove(&pid) else {
             if works.starting > 0 {
                 works.unclaimed.insert(pid, status);

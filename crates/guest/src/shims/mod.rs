@@ -1,0 +1,51 @@
+//! `sudo`, `su`, `systemctl` and `dormouse-guest ctl`: small programs that ask the running guest.
+//!
+//! In a sandbox setuid bits are ignored and there is no systemd, but scripts rely on these names. Everything inside
+//! is one trust domain: who is in may become anyone.
+
+mod ask;
+mod become_user;
+mod systemctl;
+
+use std::process::ExitCode;
+
+/// Runs the shim that the program was called as; `None` where it was called as itself.
+pub fn run(mut args: impl Iterator<Item = String>) -> Option<ExitCode> {
+    let called = args.next()?;
+    let name = called.rsplit('/').next().unwrap_or(&called).to_owned();
+    let args: Vec<String> = args.collect();
+    match name.as_str() {
+        "sudo" => Some(become_user::sudo(&args)),
+        "su" => Some(become_user::su(&args)),
+        "systemctl" => Some(systemctl::run(&args)),
+        _ if args.first().is_some_and(|a| a == "ctl") => Some(ctl(&args[1..])),
+        _ => None,
+    }
+}
+
+fn ctl(args: &[String]) -> ExitCode {
+    match args {
+        [word] if word == "ping" => match ask::question(&ask::Question::Ping) {
+            Ok(_) => {
+                print("pong");
+                ExitCode::SUCCESS
+            }
+            Err(error) => fail("dormouse-guest", &error.to_string(), 1),
+        },
+        _ => fail("dormouse-guest", "usage: dormouse-guest ctl ping", 2),
+    }
+}
+
+fn print(line: &str) {
+    use std::io::Write as _;
+    // Nobody to tell when standard output is closed.
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+fn fail(name: &str, message: &str, code: u8) -> ExitCode {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "{name}: {message}");
+    ExitCode::from(code)
+}
+
+pub use ask::{Answer, Question, SOCKET};
