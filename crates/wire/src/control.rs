@@ -10,7 +10,6 @@
 
 use crate::{
     error::WireError,
-    facts::FactLine,
     files::{FileReply, FileRequest},
     layout::JournalName,
     records::{ExecRecord, ProcessRecord, Program, ServiceRecord, Stats, TerminalRecord, Unsaveable},
@@ -71,6 +70,13 @@ pub struct Pins {
     pub runsc_version: String,
 }
 
+/// Stream number of a piece of a terminal message whose rest follows; the last or only piece has
+/// number 0.
+pub const MORE_FOLLOWS: crate::StreamId = crate::StreamId(1);
+
+/// Longest terminal message that is put together from pieces.
+pub const MAX_TERMINAL_MESSAGE: usize = 64 * 1024 * 1024;
+
 /// Server → supervisor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
@@ -81,11 +87,10 @@ pub enum Request {
     AwaitReady,
     /// Answered when the guest has answered.
     Probe,
-    /// Turns a pooled sandbox into a session's: moves its directory's identity to `session`.
+    /// Turns a pooled sandbox into a session's. Its directory already has the session's name.
     Claim {
         session: SessionId,
         identity: crate::guest::Identity,
-        dir: PathBuf,
     },
 
     StartExec {
@@ -104,10 +109,9 @@ pub enum Request {
         id: ExecId,
         signal: i32,
     },
-    /// Followed by Data frames and, where the input ends, End. Answered when the guest has it all.
-    ExecStdin {
-        id: ExecId,
-    },
+    /// Followed by Data frames and End. Answered when the guest has it all. `eof`: nothing more will
+    /// ever come, the program sees the end of its input.
+    ExecStdin { id: ExecId, eof: bool },
 
     OpenTerminal {
         terminal: TerminalStart,
@@ -123,7 +127,8 @@ pub enum Request {
         id: TerminalId,
     },
     /// Turns the connection into a terminal's: from here on Data frames in both directions, each
-    /// holding exactly one message of the terminal protocol.
+    /// holding one message of the terminal protocol. A message longer than a frame goes in several:
+    /// all but the last on stream [`MORE_FOLLOWS`].
     Attach(Attach),
 
     /// Pushes [`Answer::Tail`] at once, at every growth, and at the end; until the connection
@@ -132,7 +137,8 @@ pub enum Request {
         journal: JournalName,
     },
 
-    /// Followed by the stream of bytes that the request takes or gives.
+    /// Followed by the stream of bytes that the request takes or gives. Where it takes bytes, they are
+    /// sent once [`Answer::Streaming`] has come, and the answer proper follows their end.
     File {
         request: FileRequest,
         #[serde(default)]
@@ -268,10 +274,6 @@ pub enum Answer {
     Captured(Captured),
     /// The request's stream of bytes follows.
     Streaming,
-    /// A fact, for a connection that watches them.
-    Fact {
-        line: FactLine,
-    },
     Error {
         error: WireError,
     },
@@ -287,7 +289,7 @@ pub struct Status {
     #[serde(default)]
     pub guest_version: Option<String>,
     pub pid: u32,
-    /// Connections inside that a wake has reset.
+    /// Words for people: what it waits for, what failed.
     #[serde(default)]
     pub detail: BTreeMap<String, String>,
 }

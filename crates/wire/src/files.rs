@@ -71,6 +71,34 @@ impl FileRequest {
         matches!(self, F::List { .. } | F::Read { .. } | F::Archive { .. } | F::Watch { .. })
     }
 
+    /// The path that is changed, read or watched; for a move the new one.
+    pub fn path(&self) -> &str {
+        use FileRequest as F;
+        match self {
+            F::Stat { path, .. } | F::List { path, .. } | F::Read { path, .. } | F::Write { path, .. } => path,
+            F::Mkdir { path, .. } | F::Remove { path, .. } | F::Archive { path } | F::Unpack { path } => path,
+            F::Watch { path, .. } => path,
+            F::Move { to, .. } => to,
+        }
+    }
+
+    /// What is done, in a word.
+    pub fn name(&self) -> &'static str {
+        use FileRequest as F;
+        match self {
+            F::Stat { .. } => "stat",
+            F::List { .. } => "list",
+            F::Read { .. } => "read",
+            F::Write { .. } => "write",
+            F::Mkdir { .. } => "mkdir",
+            F::Move { .. } => "move",
+            F::Remove { .. } => "remove",
+            F::Archive { .. } => "archive",
+            F::Unpack { .. } => "unpack",
+            F::Watch { .. } => "watch",
+        }
+    }
+
     /// True where the disk is changed.
     pub fn writes(&self) -> bool {
         use FileRequest as F;

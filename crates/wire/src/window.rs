@@ -73,6 +73,11 @@ impl SendWindow {
         self.acked
     }
 
+    /// The bytes that are still kept, from [`Self::acked`] on.
+    pub fn kept(&self) -> &[u8] {
+        &self.kept
+    }
+
     /// True when the end is acknowledged, too: the stream can be forgotten.
     pub fn is_done(&self) -> bool {
         self.ended && self.end_sent && self.kept.is_empty()

@@ -1,0 +1,237 @@
+//! One gVisor sandbox: boot, restore, pause, capture, freeze, kill.
+
+use crate::{
+    cgroup::{CgroupSupport, Cgroups},
+    command, spec,
+};
+use model::ByteSize;
+use runtime::{Channel, RuntimeError, Sandbox, SandboxSpec, Step, Usage};
+use std::{
+    fs, io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    process::Stdio,
+};
+
+/// The program and where it keeps its state.
+#[derive(Debug, Clone)]
+pub struct Runsc {
+    pub program: PathBuf,
+    /// `runsc --root`.
+    pub state_dir: PathBuf,
+    /// `systrap` or `ptrace`.
+    pub platform: String,
+}
+
+/// A sandbox made by `runsc`.
+#[derive(Debug, Clone)]
+pub struct GvisorSandbox {
+    runsc: Runsc,
+    spec: SandboxSpec,
+    cgroups: Cgroups,
+}
+
+fn io_step(step: &'static str) -> impl Fn(io::Error) -> RuntimeError {
+    move |source| RuntimeError::Io { step, source }
+}
+
+impl GvisorSandbox {
+    /// The sandbox that `spec` describes; nothing is started yet.
+    pub fn new(runsc: Runsc, spec: SandboxSpec, support: CgroupSupport) -> Self {
+        let cgroups = Cgroups::new(support, &spec.name);
+        Self { runsc, spec, cgroups }
+    }
+
+    fn log(&self) -> Result<fs::File, RuntimeError> {
+        fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .read(true)
+            .open(&self.spec.log)
+            .map_err(io_step("open the sandbox's log"))
+    }
+
+    async fn call(&self, step: &'static str, args: &[&str]) -> Result<(), RuntimeError> {
+        let mut call = command::runsc(&self.runsc);
+        call.args(args).arg(&self.spec.name);
+        command::finish(call, step, self.log()?).await
+    }
+
+    /// Starts `runsc run` or `runsc restore` with the channel on its standard descriptors.
+    async fn start(&self, step: &'static str, args: &[&std::ffi::OsStr]) -> Result<Channel, RuntimeError> {
+        let io = io_step(step);
+        fs::create_dir_all(&self.spec.bundle).map_err(&io)?;
+        fs::create_dir_all(&self.runsc.state_dir).map_err(&io)?;
+        let config = serde_json::to_vec_pretty(&spec::config(&self.spec)).expect("a JSON value always has a text");
+        fs::write(self.spec.bundle.join("config.json"), config).map_err(&io)?;
+        self.cgroups.create(&self.spec.resources).map_err(&io)?;
+        let entrances = self.cgroups.entrances().map_err(&io)?;
+
+        let (guest_in, to_guest) = command::pipe().map_err(&io)?;
+        let (from_guest, guest_out) = command::pipe().map_err(&io)?;
+        let mut call = command::runsc(&self.runsc);
+        call.args(args).arg("-detach").arg("-bundle").arg(&self.spec.bundle).arg(&self.spec.name);
+        call.stdin(Stdio::from(guest_in)).stdout(Stdio::from(guest_out));
+        // SAFETY: the closure runs between fork and exec and only writes to open descriptors.
+        unsafe {
+            call.pre_exec(move || {
+                for file in &entrances {
+                    rustix::io::write(file, b"0")?;
+                }
+                Ok(())
+            });
+        }
+        match command::finish(call, step, self.log()?).await {
+            Ok(()) => Ok(Channel { to_guest, from_guest }),
+            Err(error) => {
+                // What was half made must not stay.
+                let _ = self.kill().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn end(&self) -> Result<(), RuntimeError> {
+        // A frozen task dies only once it is thawed, so: signal, thaw, and again for what forked.
+        for _ in 0..100 {
+            let pids = self.pids();
+            if pids.is_empty() {
+                break;
+            }
+            for pid in pids {
+                if let Some(pid) = rustix::process::Pid::from_raw(pid.cast_signed()) {
+                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                }
+            }
+            let _ = self.cgroups.set_frozen(false).await;
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+        self.forget().await;
+        self.cgroups.remove().await;
+        Ok(())
+    }
+
+    /// Removes what `runsc` keeps of a sandbox whose processes are gone. By its own hand: `runsc
+    /// delete` costs 30 ms and does no more.
+    async fn forget(&self) {
+        let Ok(entries) = fs::read_dir(&self.runsc.state_dir) else { return };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            // `NAME_sandbox:NAME.state`, `.lock`, and the control socket `runsc-NAME.sock`.
+            if name.starts_with(&format!("{}_sandbox:", self.spec.name)) || name == format!("runsc-{}.sock", self.spec.name) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// Process ids as `runsc` itself knows them, where no cgroup tells.
+    fn state_pids(&self) -> Vec<u32> {
+        let file = self.runsc.state_dir.join(format!("{0}_sandbox:{0}.state", self.spec.name));
+        let Ok(text) = fs::read(file) else { return Vec::new() };
+        let Ok(state) = serde_json::from_slice::<serde_json::Value>(&text) else { return Vec::new() };
+        let pid = |v: &serde_json::Value| v.as_u64().and_then(|p| u32::try_from(p).ok()).filter(|p| *p > 1);
+        let found = [&state["sandbox"]["pid"], &state["goferPid"]].into_iter().filter_map(pid);
+        found.filter(|pid| is_runsc(*pid)).collect()
+    }
+}
+
+/// True where the process is a part of a gVisor sandbox: a recycled id must never be killed.
+fn is_runsc(pid: u32) -> bool {
+    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| {
+        let name = line.split(|b| *b == 0).next().unwrap_or_default();
+        name.starts_with(b"runsc")
+    })
+}
+
+impl Sandbox for GvisorSandbox {
+    fn boot(&self) -> Step<'_, Channel> {
+        Box::pin(async move { self.start("start the sandbox", &["run".as_ref()]).await })
+    }
+
+    fn restore<'a>(&'a self, image: &'a Path) -> Step<'a, Channel> {
+        Box::pin(async move {
+            self.start("restore the sandbox", &["restore".as_ref(), "-image-path".as_ref(), image.as_os_str()]).await
+        })
+    }
+
+    fn pause(&self) -> Step<'_, ()> {
+        Box::pin(self.call("pause the sandbox", &["pause"]))
+    }
+
+    fn resume(&self) -> Step<'_, ()> {
+        Box::pin(self.call("resume the sandbox", &["resume"]))
+    }
+
+    fn capture<'a>(&'a self, image: &'a Path) -> Step<'a, ByteSize> {
+        Box::pin(async move {
+            let step = "save the memory";
+            let io = io_step(step);
+            fs::create_dir_all(image).map_err(&io)?;
+            let mut call = command::runsc(&self.runsc);
+            // Without -leave-running a checkpoint that fails kills the sandbox.
+            call.args(["checkpoint", "-leave-running", "-compression=none", "-image-path"]).arg(image).arg(&self.spec.name);
+            command::finish(call, step, self.log()?).await?;
+            let image = image.to_owned();
+            tokio::task::spawn_blocking(move || sync_directory(&image))
+                .await
+                .map_err(|error| RuntimeError::Refused { step, message: error.to_string() })?
+                .map_err(&io)
+        })
+    }
+
+    fn freeze(&self) -> Step<'_, ()> {
+        Box::pin(async move {
+            let frozen = self.cgroups.set_frozen(true).await.map_err(io_step("freeze the sandbox"))?;
+            if !frozen {
+                signal_all(&self.pids(), rustix::process::Signal::STOP);
+            }
+            Ok(())
+        })
+    }
+
+    fn thaw(&self) -> Step<'_, ()> {
+        Box::pin(async move {
+            let thawed = self.cgroups.set_frozen(false).await.map_err(io_step("thaw the sandbox"))?;
+            if !thawed {
+                signal_all(&self.pids(), rustix::process::Signal::CONT);
+            }
+            Ok(())
+        })
+    }
+
+    fn kill(&self) -> Step<'_, ()> {
+        Box::pin(self.end())
+    }
+
+    fn pids(&self) -> Vec<u32> {
+        let pids = self.cgroups.pids();
+        if pids.is_empty() { self.state_pids() } else { pids }
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        self.cgroups.usage()
+    }
+
+    fn memory_alarm(&self, threshold: ByteSize) -> Option<OwnedFd> {
+        self.cgroups.memory_alarm(threshold)
+    }
+}
+
+fn signal_all(pids: &[u32], signal: rustix::process::Signal) {
+    for pid in pids.iter().filter_map(|pid| rustix::process::Pid::from_raw(pid.cast_signed())) {
+        let _ = rustix::process::kill_process(pid, signal);
+    }
+}
+
+/// Syncs every file of a directory and the directory; returns their bytes.
+fn sync_directory(dir: &Path) -> io::Result<ByteSize> {
+    let mut total = 0;
+    for entry in fs::read_dir(dir)? {
+        let file = fs::File::open(entry?.path())?;
+        file.sync_all()?;
+        total += file.metadata()?.len();
+    }
+    fs::File::open(dir)?.sync_all()?;
+    Ok(ByteSize(total))
+}

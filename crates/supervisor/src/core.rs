@@ -1,0 +1,398 @@
+//! What the supervisor knows, and what it does with what the guest says.
+
+use crate::{
+    facts::{FactLog, now},
+    journals::Journals,
+    link::{Incoming, Link},
+    terminals::Terminals,
+    works::Works,
+};
+use bytes::Bytes;
+use model::{Generation, Offset, SessionId, Timestamp};
+use runtime::Sandbox;
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard},
+};
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use wire::{
+    FrameError, StreamId, WireError,
+    control::{Phase, SuperviseSpec},
+    facts::Fact,
+    guest::{GuestEvent, Identity, Work},
+    layout::{JournalName, SessionLayout},
+    window::{Arrival, WINDOW, arrive},
+};
+
+/// Where the supervisor stands, and why if it failed.
+#[derive(Debug, Clone)]
+pub struct Now {
+    pub phase: Phase,
+    pub failure: Option<WireError>,
+}
+
+/// Everything shared by the supervisor's tasks.
+pub struct Core {
+    pub spec: SuperviseSpec,
+    pub layout: SessionLayout,
+    pub sandbox: Arc<dyn Sandbox>,
+    pub link: Link,
+    pub now: watch::Sender<Now>,
+    /// Cancelled when the process should end.
+    pub quit: CancellationToken,
+    /// One lifecycle step at a time.
+    pub step: tokio::sync::Mutex<()>,
+    /// Interrupts a confirmation that is under way.
+    pub interrupt_confirm: Mutex<CancellationToken>,
+    state: Mutex<State>,
+}
+
+/// What changes while the sandbox runs.
+pub struct State {
+    pub session: Option<SessionId>,
+    pub generation: Generation,
+    pub identity: Option<Identity>,
+    pub guest_version: Option<String>,
+    pub journals: Journals,
+    pub facts: FactLog,
+    pub works: Works,
+    pub terminals: Terminals,
+    receivers: HashMap<StreamId, Receiver>,
+    /// Output that waits for room on the disk.
+    stalled: bool,
+    /// Ends that wait for their output to arrive.
+    pending: Vec<(u64, GuestEvent)>,
+    /// When the reason for a sandbox's end is known ahead of it.
+    pub expected_end: Option<(model::EndReason, String)>,
+}
+
+/// Where a stream from the guest goes.
+struct Receiver {
+    sink: Sink,
+    /// Everything below has arrived.
+    next: Offset,
+    /// Everything below is acknowledged.
+    acked: Offset,
+    /// Arrived, but the disk has no room for it.
+    waiting: VecDeque<Bytes>,
+    ended: bool,
+}
+
+enum Sink {
+    Journal(JournalName),
+    Transfer(mpsc::UnboundedSender<Piece>),
+}
+
+/// A piece of a file request's bytes.
+#[derive(Debug)]
+pub enum Piece {
+    Data { end: Offset, bytes: Bytes },
+    End,
+    Failed(String),
+}
+
+impl Core {
+    /// A core around a sandbox that hasn't been started.
+    ///
+    /// # Errors
+    /// The facts journal can't be opened.
+    pub fn new(spec: SuperviseSpec, sandbox: Arc<dyn Sandbox>) -> Result<Arc<Core>, journal::OpenError> {
+        let layout = SessionLayout::new(&spec.dir);
+        let facts = FactLog::open(layout.journal(&JournalName::Facts), spec.generation)?;
+        let state = State {
+            session: spec.session,
+            generation: spec.generation,
+            identity: spec.identity.clone(),
+            guest_version: None,
+            journals: Journals::new(layout.clone()),
+            facts,
+            works: Works::default(),
+            terminals: Terminals::default(),
+            receivers: HashMap::new(),
+            stalled: false,
+            pending: Vec::new(),
+            expected_end: None,
+        };
+        Ok(Arc::new(Core {
+            layout,
+            sandbox,
+            link: Link::new(),
+            now: watch::channel(Now { phase: Phase::Starting, failure: None }).0,
+            quit: CancellationToken::new(),
+            step: tokio::sync::Mutex::new(()),
+            interrupt_confirm: Mutex::new(CancellationToken::new()),
+            state: Mutex::new(state),
+            spec,
+        }))
+    }
+
+    /// The changing part. Never held across an await.
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no code panics while it holds the state")
+    }
+
+    pub fn phase(&self) -> Phase {
+        self.now.borrow().phase
+    }
+
+    pub fn set_phase(&self, phase: Phase) {
+        self.now.send_modify(|now| now.phase = phase);
+    }
+
+    /// Writes a fact down.
+    pub fn record(&self, fact: Fact) {
+        self.state().facts.record(fact);
+    }
+
+    /// Expects a stream from the guest that goes into a journal.
+    ///
+    /// # Errors
+    /// The journal can't be opened.
+    pub fn receive_journal(&self, stream: StreamId, name: JournalName) -> Result<(), WireError> {
+        let mut state = self.state();
+        let next = state.journals.ensure_open(&name)?;
+        state.receivers.insert(stream, Receiver::new(Sink::Journal(name), next));
+        Ok(())
+    }
+
+    /// Expects a stream from the guest that a file request waits for.
+    pub fn receive_transfer(&self, stream: StreamId) -> mpsc::UnboundedReceiver<Piece> {
+        let (tell, pieces) = mpsc::unbounded_channel();
+        self.state().receivers.insert(stream, Receiver::new(Sink::Transfer(tell), Offset::ZERO));
+        pieces
+    }
+
+    /// A piece of a transfer has been passed on: the guest may send more.
+    pub fn transfer_taken(&self, stream: StreamId, end: Offset) {
+        if let Some(receiver) = self.state().receivers.get_mut(&stream) {
+            receiver.acked = end;
+        }
+        self.link.ack(stream, end);
+    }
+
+    /// A stream is of no interest any more.
+    pub fn forget_stream(&self, stream: StreamId) {
+        self.state().receivers.remove(&stream);
+    }
+
+    /// Goes on with a stream that the guest of a restored or greeted sandbox holds. Returns the
+    /// offset from which it shall send.
+    ///
+    /// # Errors
+    /// The journal has more than the guest ever said: this memory is older than this journal.
+    pub fn rejoin_journal(&self, stream: StreamId, name: JournalName, from: Offset, to: Offset) -> Result<Offset, WireError> {
+        let mut state = self.state();
+        let mut tail = state.journals.ensure_open(&name)?;
+        if tail > to {
+            let text = format!("the journal of {name} reaches {tail}, but the guest has only said {to}");
+            return Err(WireError::new(wire::Code::Protocol, text));
+        }
+        if tail < from {
+            let gap_from = state.journals.skip_to(&name, from)?;
+            state.facts.record(Fact::Gap { stream: name.to_string(), from: gap_from, to: from });
+            tail = from;
+        }
+        state.receivers.insert(stream, Receiver::new(Sink::Journal(name), tail));
+        Ok(tail)
+    }
+
+    /// Forgets all streams: before a greeting tells which there are.
+    pub fn forget_streams(&self) {
+        for (_, receiver) in self.state().receivers.drain() {
+            if let Sink::Transfer(tell) = receiver.sink {
+                let _ = tell.send(Piece::Failed("the session was hibernated meanwhile; try again".to_owned()));
+            }
+        }
+    }
+
+    /// True while output waits for room on the disk.
+    pub fn is_stalled(&self) -> bool {
+        self.state().stalled
+    }
+
+    /// Tries again to write what waits for room.
+    pub fn retry_stalled(&self) {
+        let mut state = self.state();
+        state.facts.flush();
+        if !state.stalled {
+            return;
+        }
+        state.stalled = false;
+        let streams: Vec<StreamId> = state.receivers.iter().filter(|(_, r)| !r.waiting.is_empty()).map(|(s, _)| *s).collect();
+        for stream in streams {
+            if let Some(offset) = state.store_waiting(stream, now()) {
+                self.link.ack(stream, offset);
+            }
+        }
+        self.settle(&mut state);
+    }
+
+    /// Handles the ends whose output has arrived and whose beginning is written down.
+    pub fn settle(&self, state: &mut State) {
+        let waiting = std::mem::take(&mut state.pending);
+        for (seq, event) in waiting {
+            let GuestEvent::Ended { work, ends, .. } = &event else { continue };
+            let arrived = ends.iter().all(|end| state.receivers.get(&end.stream).is_none_or(|r| r.stored() >= end.offset));
+            if arrived && !state.works.is_starting(work) && !state.terminals.is_starting(work) {
+                self.work_ended(state, event);
+                self.link.ack_events(seq);
+            } else {
+                state.pending.push((seq, event));
+            }
+        }
+    }
+}
+
+impl Receiver {
+    fn new(sink: Sink, next: Offset) -> Receiver {
+        Receiver { sink, next, acked: next, waiting: VecDeque::new(), ended: false }
+    }
+
+    /// Everything below is in the journal.
+    fn stored(&self) -> Offset {
+        Offset(self.next.0 - self.waiting.iter().map(|b| b.len() as u64).sum::<u64>())
+    }
+}
+
+impl State {
+    /// Moves a stream's waiting bytes into its journal; returns how far it is stored.
+    fn store_waiting(&mut self, stream: StreamId, at: Timestamp) -> Option<Offset> {
+        let receiver = self.receivers.get_mut(&stream)?;
+        let Sink::Journal(name) = &receiver.sink else { return None };
+        let name = name.clone();
+        while let Some(bytes) = receiver.waiting.front_mut() {
+            let accepted = match self.journals.append(&name, bytes, at) {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::error!(%error, journal = %name, "output waits for the disk");
+                    0
+                }
+            };
+            let piece = bytes.split_to(accepted);
+            if let JournalName::Terminal(id) = &name {
+                self.terminals.output(*id, &piece, self.journals.ensure_open(&name).unwrap_or_default());
+            }
+            if !bytes.is_empty() {
+                self.stalled = true;
+                break;
+            }
+            receiver.waiting.pop_front();
+        }
+        receiver.acked = receiver.stored();
+        if receiver.ended && receiver.waiting.is_empty() {
+            self.journals.end(&name);
+        }
+        Some(receiver.acked)
+    }
+}
+
+impl Incoming for Core {
+    fn data(&self, stream: StreamId, offset: Offset, bytes: Bytes) -> Result<(), FrameError> {
+        let mut state = self.state();
+        // Bytes of a stream that was given up meanwhile.
+        let Some(receiver) = state.receivers.get_mut(&stream) else { return Ok(()) };
+        let violation = |text: String| FrameError::BadControl(format!("stream {}: {text}", stream.0));
+        let bytes = match arrive(receiver.next, offset, bytes).map_err(|hole| violation(hole.to_string()))? {
+            Arrival::Duplicate => return Ok(()),
+            Arrival::Append(bytes) => bytes,
+        };
+        if receiver.ended {
+            return Err(violation("data after its end".to_owned()));
+        }
+        receiver.next = receiver.next.plus(bytes.len());
+        if receiver.next.since(receiver.acked) > 2 * WINDOW as u64 {
+            return Err(violation("more data than its window allows".to_owned()));
+        }
+        match &receiver.sink {
+            Sink::Transfer(tell) => {
+                let _ = tell.send(Piece::Data { end: receiver.next, bytes });
+            }
+            Sink::Journal(_) => {
+                receiver.waiting.push_back(bytes);
+                if let Some(stored) = state.store_waiting(stream, now()) {
+                    self.link.ack(stream, stored);
+                }
+                self.answer_queries(&mut state);
+                if !state.pending.is_empty() {
+                    self.settle(&mut state);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&self, stream: StreamId, offset: Offset) -> Result<(), FrameError> {
+        let mut state = self.state();
+        let Some(receiver) = state.receivers.get_mut(&stream) else { return Ok(()) };
+        if receiver.next != offset {
+            return Err(FrameError::BadControl(format!("stream {} ends at {offset}, but {} arrived", stream.0, receiver.next)));
+        }
+        receiver.ended = true;
+        match &receiver.sink {
+            Sink::Transfer(tell) => {
+                let _ = tell.send(Piece::End);
+                state.receivers.remove(&stream);
+            }
+            Sink::Journal(name) => {
+                if receiver.waiting.is_empty() {
+                    let name = name.clone();
+                    state.journals.end(&name);
+                }
+            }
+        }
+        self.link.ack(stream, offset);
+        Ok(())
+    }
+
+    fn reset(&self, stream: StreamId, reason: &str) {
+        let mut state = self.state();
+        if let Some(Receiver { sink: Sink::Transfer(tell), .. }) = state.receivers.remove(&stream) {
+            let _ = tell.send(Piece::Failed(reason.to_owned()));
+        }
+    }
+
+    fn event(&self, seq: u64, event: GuestEvent) {
+        let mut state = self.state();
+        if let GuestEvent::Ended { .. } = event {
+            state.pending.retain(|(known, _)| *known != seq);
+            state.pending.push((seq, event));
+            return self.settle(&mut state);
+        }
+        match event {
+            GuestEvent::ServiceStarted { name, pid, restarts, stream } => {
+                if let Some(stream) = stream
+                    && !state.receivers.contains_key(&stream)
+                {
+                    let journal = JournalName::Service(name.clone());
+                    match state.journals.ensure_open(&journal) {
+                        Ok(next) => {
+                            state.receivers.insert(stream, Receiver::new(Sink::Journal(journal), next));
+                        }
+                        Err(error) => tracing::error!(%error, "a service's output is not kept"),
+                    }
+                }
+                state.facts.record(Fact::ServiceStarted { name, pid, restarts });
+            }
+            GuestEvent::ServiceEnded { name, exit_code, signal, restart_in_ms } => {
+                state.facts.record(Fact::ServiceEnded { name, exit_code, signal, restart_in_ms });
+            }
+            GuestEvent::Unsaveable { items } => state.facts.record(Fact::Unsaveable { items }),
+            GuestEvent::Ended { .. } | GuestEvent::Unknown => {}
+        }
+        drop(state);
+        self.link.ack_events(seq);
+    }
+}
+
+/// The journal that a work's stream goes into.
+pub fn journal_of(role: &wire::guest::Role) -> Option<JournalName> {
+    use wire::guest::Role;
+    match role {
+        Role::Stdout(Work::Exec(id)) => Some(JournalName::Stdout(*id)),
+        Role::Stderr(Work::Exec(id)) => Some(JournalName::Stderr(*id)),
+        Role::Stdout(Work::Terminal(id)) => Some(JournalName::Terminal(*id)),
+        Role::Stdout(Work::Service(name)) | Role::Stderr(Work::Service(name)) => Some(JournalName::Service(name.clone())),
+        Role::Stderr(Work::Terminal(_)) | Role::Stdin(_) | Role::Transfer => None,
+    }
+}

@@ -1,0 +1,318 @@
+//! Pause, capture, thaw, claim, shut down: one step at a time, each undone where it fails.
+//!
+//! ```text
+//!  starting ─► running ◄──unpause── paused (frozen)
+//!                │ ▲ └────pause──────►
+//!         capture│ │abort
+//!                ▼ │
+//!             captured ──commit──► confirming (frozen) ──ok──► ended
+//!                ▲                    │ thaw (a wake, or the image did not restore)
+//!                └── running ◄────────┘
+//! ```
+
+use crate::{core::Core, start::blocking};
+use model::{EndReason, Generation, SessionId};
+use runtime::RuntimeError;
+use snapshot::{
+    disk,
+    image::{ImageDescriptor, ImageError, Needs},
+};
+use std::{path::Path, sync::Arc, time::Duration};
+use tokio_util::sync::CancellationToken;
+use wire::{
+    Code, WireError,
+    control::{Captured, Phase},
+    facts::Fact,
+    guest::{Identity, Reply, Request},
+    records::Unsaveable,
+};
+
+/// How long what is under way may take before a capture goes ahead without it.
+const DRAIN_LIMIT: Duration = Duration::from_secs(2);
+/// How long the guest may take to fall silent.
+const QUIESCE_LIMIT: Duration = Duration::from_secs(15);
+
+/// A runtime's failure, as it is told.
+pub fn runtime_error(error: RuntimeError) -> WireError {
+    WireError::new(Code::Internal, error.to_string())
+}
+
+fn wrong_phase(what: &str, phase: Phase) -> WireError {
+    WireError::new(Code::Busy, format!("can't {what}: the sandbox is {phase:?}").to_lowercase())
+}
+
+impl Core {
+    /// Freezes the sandbox in place.
+    ///
+    /// # Errors
+    /// It isn't running, or the machine can't freeze it.
+    pub async fn pause(&self) -> Result<(), WireError> {
+        let _step = self.step.lock().await;
+        match self.phase() {
+            Phase::Paused => return Ok(()),
+            Phase::Running => {}
+            phase => return Err(wrong_phase("pause", phase)),
+        }
+        self.sandbox.freeze().await.map_err(runtime_error)?;
+        self.set_phase(Phase::Paused);
+        Ok(())
+    }
+
+    /// Undoes [`Self::pause`].
+    ///
+    /// # Errors
+    /// It isn't paused, or the machine can't thaw it.
+    pub async fn unpause(&self) -> Result<(), WireError> {
+        let _step = self.step.lock().await;
+        match self.phase() {
+            Phase::Running => return Ok(()),
+            Phase::Paused => {}
+            phase => return Err(wrong_phase("unpause", phase)),
+        }
+        self.sandbox.thaw().await.map_err(runtime_error)?;
+        self.set_phase(Phase::Running);
+        Ok(())
+    }
+
+    /// Makes a pooled sandbox the session's.
+    ///
+    /// # Errors
+    /// It isn't a pooled one, or doesn't answer.
+    pub async fn claim(&self, session: SessionId, identity: Identity) -> Result<(), WireError> {
+        let _step = self.step.lock().await;
+        if self.state().session == Some(session) && self.phase() == Phase::Running {
+            return Ok(());
+        }
+        if self.state().session.is_some() || self.phase() != Phase::Paused {
+            return Err(wrong_phase("claim", self.phase()));
+        }
+        self.sandbox.thaw().await.map_err(runtime_error)?;
+        {
+            let mut state = self.state();
+            state.session = Some(session);
+            state.identity = Some(identity.clone());
+        }
+        self.greet(Some(identity), None).await?;
+        self.set_phase(Phase::Running);
+        Ok(())
+    }
+
+    /// What can't be saved as things stand.
+    ///
+    /// # Errors
+    /// The guest can't be asked.
+    pub async fn unsaveable(&self) -> Result<Vec<Unsaveable>, WireError> {
+        match self.link.request(Request::Unsaveable).await? {
+            Reply::Unsaveable { items } => Ok(items),
+            _ => Err(WireError::new(Code::Protocol, "the guest answered with something else")),
+        }
+    }
+
+    /// Writes memory and disk to storage; the sandbox stays paused. On any failure it runs on.
+    ///
+    /// # Errors
+    /// `Unsaveable` with process and file, or what else went wrong.
+    pub async fn capture(&self, image: &Path) -> Result<Captured, WireError> {
+        let _step = self.step.lock().await;
+        match self.phase() {
+            Phase::Running => {}
+            Phase::Paused => {
+                self.sandbox.thaw().await.map_err(runtime_error)?;
+                self.set_phase(Phase::Running);
+            }
+            phase => return Err(wrong_phase("hibernate", phase)),
+        }
+        let obstacles = self.unsaveable().await?;
+        self.drain().await;
+        if let Err(error) = self.link.quiesce(QUIESCE_LIMIT).await {
+            self.go_on(false).await;
+            return Err(error);
+        }
+        let captured = async {
+            self.sandbox.pause().await.map_err(runtime_error)?;
+            self.write_image(image).await
+        };
+        match captured.await {
+            Ok(captured) => {
+                self.set_phase(Phase::Captured);
+                Ok(captured)
+            }
+            Err(error) => {
+                self.go_on(true).await;
+                let image = image.to_owned();
+                let _ = blocking(move || std::fs::remove_dir_all(image)).await;
+                Err(explain(error, &obstacles))
+            }
+        }
+    }
+
+    /// Lets what is under way come to its end.
+    async fn drain(&self) {
+        let quiet = async {
+            while self.link.requests_under_way() > 0 || self.link.bytes_under_way() > 0 {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        let _ = tokio::time::timeout(DRAIN_LIMIT, quiet).await;
+    }
+
+    /// After a capture that failed or was taken back.
+    async fn go_on(&self, paused: bool) {
+        if paused && let Err(error) = self.sandbox.resume().await {
+            tracing::error!(%error, "the sandbox can't be resumed");
+        }
+        if let Err(error) = self.greet(None, None).await {
+            tracing::error!(%error, "the guest does not answer after a capture that failed");
+        }
+        self.set_phase(Phase::Running);
+    }
+
+    async fn write_image(&self, image: &Path) -> Result<Captured, WireError> {
+        let disk_error = |e: std::io::Error| WireError::new(Code::of_io(&e), format!("write the image: {e}"));
+        let dir = image.to_owned();
+        blocking(move || {
+            // The rest of an attempt that was cut short.
+            let _ = std::fs::remove_dir_all(&dir);
+            std::fs::create_dir_all(&dir)
+        })
+        .await?
+        .map_err(disk_error)?;
+        let upper = self.layout.upper();
+        let (memory, synced) = tokio::join!(self.sandbox.capture(image), blocking(move || disk::sync(&upper)));
+        let memory = memory.map_err(runtime_error)?;
+        synced?.map_err(|e| WireError::new(Code::Internal, e.to_string()))?;
+
+        let saved = self.save_works();
+        let (session, generation) = {
+            let mut state = self.state();
+            state.journals.sync_all()?;
+            state.facts.sync().map_err(|e| WireError::new(Code::Internal, format!("sync the facts: {e}")))?;
+            (state.session, state.generation)
+        };
+        let (pins, lower, dir) = (self.spec.pins.clone(), self.spec.lower.clone(), image.to_owned());
+        let written = blocking(move || -> Result<u64, WireError> {
+            let image_error = |e: ImageError| WireError::new(Code::Internal, e.to_string());
+            saved.write(&dir).map_err(disk_error)?;
+            let needs = Needs {
+                runsc_hash: &pins.runsc,
+                runsc_version: &pins.runsc_version,
+                guest_hash: &pins.guest,
+                template_hash: &pins.template,
+            };
+            let session = session.ok_or_else(|| WireError::new(Code::Invalid, "a sandbox of nobody's can't be hibernated"))?;
+            let descriptor =
+                ImageDescriptor::of(&dir, session, generation, crate::facts::now(), needs, lower).map_err(image_error)?;
+            descriptor.write(&dir).map_err(image_error)?;
+            sync_parents(&dir).map_err(disk_error)?;
+            Ok(descriptor.size_bytes())
+        });
+        let image_bytes = written.await??;
+        Ok(Captured { generation, memory_bytes: memory.0, image_bytes })
+    }
+
+    /// The store knows that the session sleeps. What follows happens in the background.
+    ///
+    /// # Errors
+    /// Nothing was captured, or the sandbox can't be frozen.
+    pub async fn commit_hibernate(self: &Arc<Self>, confirm: bool) -> Result<(), WireError> {
+        let _step = self.step.lock().await;
+        match self.phase() {
+            Phase::Captured => {}
+            Phase::Confirming => return Ok(()),
+            phase => return Err(wrong_phase("commit", phase)),
+        }
+        self.sandbox.freeze().await.map_err(runtime_error)?;
+        self.set_phase(Phase::Confirming);
+        let interrupt = CancellationToken::new();
+        *self.interrupt_confirm.lock().expect("nothing panics with the token") = interrupt.clone();
+        tokio::spawn(crate::confirm::confirm(self.clone(), confirm, interrupt));
+        Ok(())
+    }
+
+    /// Goes on as if nothing had been captured.
+    ///
+    /// # Errors
+    /// The store already knows: then only a thaw brings it back.
+    pub async fn abort_hibernate(&self) -> Result<(), WireError> {
+        let _step = self.step.lock().await;
+        match self.phase() {
+            Phase::Running => Ok(()),
+            Phase::Captured => {
+                self.go_on(true).await;
+                Ok(())
+            }
+            phase => Err(wrong_phase("abort", phase)),
+        }
+    }
+
+    /// A wake of a sandbox that still lies frozen.
+    ///
+    /// # Errors
+    /// It is gone, or doesn't answer.
+    pub async fn thaw(&self, generation: Generation) -> Result<(), WireError> {
+        self.interrupt_confirm.lock().expect("nothing panics with the token").cancel();
+        let _step = self.step.lock().await;
+        match self.phase() {
+            Phase::Confirming => self.sandbox.thaw().await.map_err(runtime_error)?,
+            Phase::Captured => {}
+            Phase::Running if self.state().generation == generation => return Ok(()),
+            phase => return Err(wrong_phase("thaw", phase)),
+        }
+        self.sandbox.resume().await.map_err(runtime_error)?;
+        {
+            let mut state = self.state();
+            state.generation = generation;
+            state.facts.set_generation(generation);
+        }
+        self.greet(None, None).await?;
+        self.set_phase(Phase::Running);
+        Ok(())
+    }
+
+    /// Ends the sandbox by intent.
+    pub async fn shut_down(&self, reason: EndReason, grace_ms: u64) {
+        self.interrupt_confirm.lock().expect("nothing panics with the token").cancel();
+        let _step = self.step.lock().await;
+        let phase = self.phase();
+        if phase == Phase::Ended {
+            return;
+        }
+        self.state().expected_end = Some((reason, "asked for".to_owned()));
+        if phase == Phase::Running && grace_ms > 0 {
+            let limit = Duration::from_millis(grace_ms) + Duration::from_secs(5);
+            let asked = tokio::time::timeout(limit, self.link.request(Request::Shutdown { grace_ms })).await;
+            if !matches!(asked, Ok(Ok(_))) {
+                tracing::warn!("the guest did not end its programs in time; the sandbox is killed");
+            }
+        }
+        self.end(reason, "asked for").await;
+    }
+
+    /// The session sleeps on storage: takes the sandbox away, keeping what ran for the next one.
+    pub async fn end_hibernated(&self, detail: &str) {
+        let _step = self.step.lock().await;
+        // A thaw was faster.
+        if self.phase() != Phase::Confirming {
+            return;
+        }
+        self.state().expected_end = Some((EndReason::Asked, "hibernated".to_owned()));
+        self.record(Fact::Confirmed { ok: true, detail: detail.to_owned() });
+        self.take_away().await;
+    }
+}
+
+/// Where the memory can't be saved because of what programs hold, says so.
+fn explain(error: WireError, obstacles: &[Unsaveable]) -> WireError {
+    if obstacles.is_empty() {
+        return error;
+    }
+    let list: Vec<String> = obstacles.iter().map(ToString::to_string).collect();
+    WireError::new(Code::Unsaveable, format!("the memory can't be saved while {}", list.join("; ")))
+}
+
+fn sync_parents(dir: &Path) -> std::io::Result<()> {
+    for dir in dir.ancestors().take(3) {
+        std::fs::File::open(dir)?.sync_all()?;
+    }
+    Ok(())
+}

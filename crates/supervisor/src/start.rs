@@ -1,0 +1,262 @@
+//! From a specification to a running sandbox, and from there to the end of the process.
+
+use crate::{
+    core::{Core, Now},
+    link::{Gone, Incoming},
+    mark::{self, MarkLock},
+    memory,
+    saved::Saved,
+};
+use anyhow::Context;
+use model::{EndReason, Generation};
+use runtime::{Channel, Sandbox, SandboxSpec};
+use runtime_gvisor::{CgroupSupport, GvisorSandbox, Runsc};
+use snapshot::disk::{self, DiskLayout};
+use std::{fs::File, io::Write, path::Path, process::ExitCode, sync::Arc, time::Duration};
+use wire::{
+    Code, WireError,
+    control::{Phase, Start, SuperviseSpec},
+    facts::Fact,
+    guest::{GUEST_PATH, Hello, HelloReply, Identity, PROTOCOL, StreamAt},
+    layout::SessionLayout,
+};
+
+/// Longest wait for a guest's first word: a restore of many GiB on a busy machine.
+const HELLO_LIMIT: Duration = Duration::from_secs(120);
+/// How long the socket stays after the end, so that whoever asks gets an answer.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Runs one supervisor.
+///
+/// # Errors
+/// The session can't be taken; nothing was started then.
+pub async fn supervise(spec: SuperviseSpec, ready: Option<File>) -> anyhow::Result<ExitCode> {
+    let layout = SessionLayout::new(&spec.dir);
+    let name = container_name(&layout, spec.generation);
+    let mark = MarkLock::take(&layout, spec.generation, name.clone()).context("take the session")?;
+    let sandbox = sandbox(&spec, &layout, name);
+    let core = Core::new(spec, sandbox).context("open the facts journal")?;
+    let listener = mark::listen(&layout).context("listen on the session's socket")?;
+    if let Some(mut ready) = ready {
+        // Whoever waited may be gone; the session is run all the same.
+        let _ = ready.write_all(b"ok\n");
+    }
+    tokio::spawn(crate::control::serve(core.clone(), listener));
+    tokio::spawn(sync_regularly(core.clone()));
+    tokio::spawn(run(core.clone(), mark));
+    core.quit.cancelled().await;
+    tokio::time::sleep(LINGER).await;
+    let _ = std::fs::remove_file(layout.socket());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The runtime's name for a session's sandbox: from the directory, which is the session's id.
+fn container_name(layout: &SessionLayout, generation: Generation) -> String {
+    let id = layout.dir().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    format!("dm-{id}-{generation}")
+}
+
+fn sandbox(spec: &SuperviseSpec, layout: &SessionLayout, name: String) -> Arc<dyn Sandbox> {
+    let runsc = Runsc {
+        program: spec.runtime.runsc.clone(),
+        state_dir: spec.runtime.state_dir.clone(),
+        platform: spec.runtime.platform.clone(),
+    };
+    let sandbox_spec = SandboxSpec {
+        name,
+        root: layout.root(),
+        bundle: layout.bundle(),
+        log: layout.run().join("sandbox.log"),
+        argv: vec![GUEST_PATH.to_owned()],
+        hostname: spec.identity.as_ref().map_or("dormouse", |identity| &identity.hostname).to_owned(),
+        resources: spec.resources,
+    };
+    Arc::new(GvisorSandbox::new(runsc, sandbox_spec, CgroupSupport::detect()))
+}
+
+/// Starts the sandbox and stays with it until it ends.
+async fn run(core: Arc<Core>, mut mark: MarkLock) {
+    let step = core.step.lock().await;
+    let started = start(&core).await;
+    drop(step);
+    if let Err(error) = started {
+        tracing::error!(%error, "the sandbox did not start");
+        core.now.send_modify(|now: &mut Now| now.failure = Some(error));
+        return core.end(EndReason::StartFailed, "the sandbox did not start").await;
+    }
+    let _ = mark.note(core.spec.generation, core.sandbox.pids());
+    if let Some(limit) = core.spec.resources.memory_bytes {
+        tokio::spawn(memory::watch(core.clone(), limit));
+    }
+    let mut gone = core.link.watch_gone();
+    let why = gone.wait_for(Option::is_some).await.map(|gone| gone.clone());
+    let Ok(Some(why)) = why else { return };
+    core.died(why).await;
+}
+
+async fn start(core: &Arc<Core>) -> Result<(), WireError> {
+    let disk = DiskLayout::new(core.layout.disk());
+    let (lower, root) = (core.spec.lower.clone(), core.layout.root());
+    blocking(move || disk.mount(&lower, &root)).await?.map_err(|e| WireError::new(Code::Internal, e.to_string()))?;
+    let runtime = |e: runtime::RuntimeError| WireError::new(Code::Internal, e.to_string());
+    let (channel, saved) = match &core.spec.start {
+        Start::Boot => (core.sandbox.boot().await.map_err(runtime)?, None),
+        Start::Restore { image } => {
+            let saved = Saved::read(image).map_err(|e| WireError::new(Code::Internal, format!("read the image's works: {e}")))?;
+            mark_started(image).map_err(|e| WireError::new(Code::Internal, format!("mark the image as used: {e}")))?;
+            (core.sandbox.restore(image).await.map_err(runtime)?, Some(saved))
+        }
+    };
+    connect(core, channel)?;
+    let identity = core.spec.identity.clone();
+    core.greet(identity, saved).await?;
+    if core.spec.session.is_none() {
+        core.sandbox.freeze().await.map_err(runtime)?;
+        core.set_phase(Phase::Paused);
+    } else {
+        core.set_phase(Phase::Running);
+    }
+    Ok(())
+}
+
+fn connect(core: &Arc<Core>, channel: Channel) -> Result<(), WireError> {
+    let incoming: Arc<dyn Incoming> = core.clone();
+    core.link.connect(channel, incoming).map_err(|e| WireError::new(Code::Internal, format!("use the channel: {e}")))
+}
+
+/// Leaves a durable word in the image that its programs may have run on: from here on the disk can
+/// be newer than the memory.
+fn mark_started(image: &Path) -> std::io::Result<()> {
+    File::create(image.join("started"))?.sync_all()?;
+    File::open(image)?.sync_all()
+}
+
+impl Core {
+    /// Greets the guest and goes on with everything that it holds.
+    ///
+    /// # Errors
+    /// It doesn't answer, or what it holds doesn't fit to the journals.
+    pub async fn greet(&self, identity: Option<Identity>, saved: Option<Saved>) -> Result<HelloReply, WireError> {
+        let (session, generation) = {
+            let state = self.state();
+            (state.session, state.generation)
+        };
+        self.forget_streams();
+        let hello = Hello { protocol: PROTOCOL, session, generation, identity };
+        let reply = self.link.hello(hello, HELLO_LIMIT).await?;
+        self.state().guest_version = Some(reply.guest_version.clone());
+        if let Some(saved) = saved {
+            self.load_works(saved, &reply);
+        }
+        let mut acks = Vec::new();
+        for sending in &reply.sending {
+            let Some(name) = crate::core::journal_of(&sending.role) else { continue };
+            let offset = self.rejoin_journal(sending.stream, name, sending.from, sending.to)?;
+            acks.push(StreamAt { stream: sending.stream, offset });
+        }
+        self.link.ready(acks, &reply)?;
+        Ok(reply)
+    }
+
+    /// The sandbox has ended by itself: finds out why, and ends.
+    async fn died(&self, why: Gone) {
+        let _step = self.step.lock().await;
+        if self.phase() == Phase::Ended {
+            return;
+        }
+        let expected = self.state().expected_end.take();
+        let usage = self.sandbox.usage().unwrap_or_default();
+        let (reason, detail) = match (expected, why) {
+            (Some((reason, detail)), _) => (reason, detail),
+            (None, Gone::Violation(text)) => (EndReason::ProtocolViolation, format!("the guest broke the protocol: {text}")),
+            (None, Gone::Closed) if usage.oom_kills > 0 => {
+                let limit = self.spec.resources.memory_bytes.map_or(0, |limit| limit.0);
+                self.record(Fact::Oom {
+                    limit_bytes: limit,
+                    used_bytes: usage.memory_bytes,
+                    killed: Some("the sandbox".to_owned()),
+                });
+                (EndReason::Oom, "the kernel ended the sandbox for lack of memory".to_owned())
+            }
+            (None, Gone::Closed) => (EndReason::SandboxExited, "the sandbox ended by itself".to_owned()),
+        };
+        tracing::warn!(%reason, detail, "the sandbox has ended");
+        self.end(reason, &detail).await;
+    }
+
+    /// Ends the sandbox, if it still lives, takes everything away that belongs to it, and lets the
+    /// process end.
+    pub async fn end(&self, reason: EndReason, detail: &str) {
+        self.lose_works(reason.as_str());
+        self.record(Fact::SandboxEnded { reason, detail: detail.to_owned() });
+        self.take_away().await;
+    }
+
+    /// Kills what lives, unmounts the disk, syncs the journals, and lets the process end.
+    pub async fn take_away(&self) {
+        if let Err(error) = self.sandbox.kill().await {
+            tracing::error!(%error, "the sandbox may still live");
+        }
+        let root = self.layout.root();
+        match blocking(move || disk::unmount(&root)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::error!(%error, "the session's disk may still be mounted"),
+            Err(error) => tracing::error!(%error, "the session's disk may still be mounted"),
+        }
+        {
+            let mut state = self.state();
+            if let Err(error) = state.journals.sync_all() {
+                tracing::error!(%error, "output may be lost at a power loss");
+            }
+            if let Err(error) = state.facts.sync() {
+                tracing::error!(error, "facts may be lost at a power loss");
+            }
+            state.facts.end();
+        }
+        self.set_phase(Phase::Ended);
+        self.quit.cancel();
+    }
+}
+
+/// Runs what blocks on a thread of its own.
+///
+/// # Errors
+/// It panicked.
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, WireError> {
+    tokio::task::spawn_blocking(work).await.map_err(|e| WireError::new(Code::Internal, e.to_string()))
+}
+
+/// Every second: what was written goes to the disk, what waits for room is tried again.
+async fn sync_regularly(core: Arc<Core>) {
+    let mut tick = tokio::time::interval(Duration::from_secs(1));
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = tick.tick() => {}
+            () = core.quit.cancelled() => return,
+        }
+        core.retry_stalled();
+        let (journals, facts) = {
+            let mut state = core.state();
+            (state.journals.take_unsynced(), state.facts.take_unsynced())
+        };
+        if journals.is_empty() && facts.is_none() {
+            continue;
+        }
+        // The disk is waited for elsewhere: keystrokes don't wait for it.
+        let synced = blocking(move || {
+            let facts = facts.and_then(|work| work.sync().is_err().then_some(work));
+            let journals: Vec<_> = journals.into_iter().filter(|(_, work)| work.sync().is_err()).collect();
+            (journals, facts)
+        });
+        let Ok((journals, facts)) = synced.await else { continue };
+        let mut state = core.state();
+        for (name, work) in journals {
+            tracing::warn!(journal = %name, "output is not on the disk yet; trying again");
+            state.journals.put_back(name, work);
+        }
+        if let Some(work) = facts {
+            state.facts.put_back(work);
+        }
+    }
+}
