@@ -11,7 +11,7 @@ use std::{
     fs::File,
     io,
     os::{
-        fd::{AsRawFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::ffi::{OsStrExt, OsStringExt},
     },
     path::{Component, Path, PathBuf},
@@ -51,8 +51,11 @@ pub(crate) fn ensure_dir(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedF
         walked.push(name);
         let next = match open(root, &walked, flags) {
             Err(Errno::NOENT) => {
-                rustix::fs::mkdirat(&dir, name.as_os_str(), Mode::from_raw_mode(0o755))?;
-                open(root, &walked, flags)?
+                rustix::fs::mkdirat(&dir, name.as_os_str(), Mode::RWXU)?;
+                let made = open_plain(dir.as_fd(), Path::new(&name), OFlags::RDONLY | OFlags::DIRECTORY)?;
+                // Whatever the umask.
+                rustix::fs::fchmod(&made, Mode::from_raw_mode(0o755))?;
+                made
             }
             other => other?,
         };

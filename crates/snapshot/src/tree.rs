@@ -147,6 +147,10 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), TreeError> {
             Ok(below) if !below.as_os_str().is_empty() => to.join(below),
             _ => to.to_owned(),
         };
+        // Every sandbox gets a `/dev` of its own.
+        if (meta.file_type().is_char_device() || meta.file_type().is_block_device()) && target.starts_with(to.join("dev")) {
+            continue;
+        }
         if meta.is_file() && meta.nlink() > 1 {
             if let Some(first) = links.get(&(meta.dev(), meta.ino())) {
                 fs::hard_link(first, &target).map_err(at(&target))?;

@@ -143,6 +143,7 @@ fn usage_counts_hard_links_once() {
     let dir = tempfile::tempdir().unwrap();
     let disk = DiskLayout::new(dir.path());
     disk.create().unwrap();
+    assert_eq!(disk.upper().metadata().unwrap().mode() & 0o7777, 0o755, "it is the mode of / inside");
     let empty = disk.usage_bytes().unwrap();
     fs::write(disk.upper().join("a"), vec![1u8; 1 << 20]).unwrap();
     File::open(disk.upper().join("a")).unwrap().sync_all().unwrap();

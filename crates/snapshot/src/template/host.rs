@@ -378,7 +378,7 @@ mod tests {
         fs::write(machine.join("in place"), "three").unwrap();
         fs::write(machine.join("new"), "two").unwrap();
         fs::rename(machine.join("new"), machine.join("by\nrename")).unwrap();
-        fs::set_permissions(machine.join("mode"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        fs::set_permissions(machine.join("mode"), std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
         fs::hard_link(machine.join("linked again"), machine.join("other")).unwrap();
         let changed = verify(Hash::of(b""), &root, &manifest).unwrap();
         let expected = [("/in place", Change::Content), ("/mode", Change::Permissions)];

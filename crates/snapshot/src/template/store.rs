@@ -127,7 +127,8 @@ impl TemplateStore {
         Ok(descriptor)
     }
 
-    /// Copies the tree at `path` in and gives it `name`, which may have meant another tree before.
+    /// Copies the tree at `path` in and gives it `name`, which may have meant another tree before. Device nodes are left
+    /// out of `/dev` and refused elsewhere.
     ///
     /// # Errors
     /// [`TemplateError::BadName`], [`TemplateError::Tree`], [`TemplateError::Io`].
@@ -135,9 +136,13 @@ impl TemplateStore {
         if !path.is_dir() {
             return Err(io_error("read", path)(io::ErrorKind::NotADirectory.into()));
         }
+        let source = fs::canonicalize(path).map_err(io_error("find", path))?;
+        if self.dir.starts_with(&source) {
+            return Err(io_error("copy", path)(io::Error::other("the folder of templates lies in it")));
+        }
         self.build(name, |root| {
             fs::remove_dir(root).map_err(io_error("prepare", root))?;
-            tree::copy(path, root)?;
+            tree::copy(&source, root)?;
             summarized(TemplateKind::Dir, root)
         })
     }

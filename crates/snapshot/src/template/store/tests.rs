@@ -30,7 +30,7 @@ fn the_address_covers_all_that_a_sandbox_sees_and_nothing_else() {
 
     let changes: [&dyn Fn(); 7] = [
         &|| fs::write(at("a"), "3").unwrap(),
-        &|| fs::set_permissions(at("a"), fs::Permissions::from_mode(0o600)).unwrap(),
+        &|| fs::set_permissions(at("a"), fs::Permissions::from_mode(0o640)).unwrap(),
         &|| fs::rename(at("a"), at("c")).unwrap(),
         &|| {
             fs::remove_file(at("l")).unwrap();
@@ -177,6 +177,30 @@ fn a_failed_build_leaves_nothing() {
     for part in ["tmp", "trees", "names"] {
         assert_eq!(fs::read_dir(dir.path().join(part)).unwrap().count(), 0, "{part}");
     }
+}
+
+#[test]
+fn devices_are_left_out_of_dev_and_refused_elsewhere() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: needs root");
+        return;
+    }
+    use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+    let (_dir, store) = store();
+    let source = tree(&[("dev/x", ""), ("etc/x", "")]);
+    let device = |name: &str| mknod(&source.path().join(name), SFlag::S_IFCHR, Mode::S_IRUSR, makedev(1, 3)).unwrap();
+    device("dev/null");
+    let template = store.add_dir("x", source.path()).unwrap();
+    assert!(template.root_path.join("dev/x").exists() && !template.root_path.join("dev/null").exists());
+    device("etc/null");
+    assert!(matches!(store.add_dir("x", source.path()), Err(TemplateError::Tree(tree::TreeError::Special(_)))));
+}
+
+#[test]
+fn the_template_folder_is_never_copied_into_itself() {
+    let (dir, store) = store();
+    assert!(matches!(store.add_dir("x", dir.path()), Err(TemplateError::Io { .. })));
+    assert!(matches!(store.add_dir("x", dir.path().parent().unwrap()), Err(TemplateError::Io { .. })));
 }
 
 #[test]
