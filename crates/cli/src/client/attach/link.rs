@@ -1,0 +1,154 @@
+//! One WebSocket to a terminal, from its opening to its loss.
+
+use crate::client::{
+    failure::{Failure, Result},
+    http::{Client, problem_of},
+};
+use api_types::terminal::{ClientFrame, ServerFrame};
+use futures_util::{SinkExt, StreamExt};
+use http::{Request, header};
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+use tokio::sync::mpsc;
+use tokio_tungstenite::{
+    client_async,
+    tungstenite::{self, Message, handshake::client::generate_key},
+};
+
+/// How often the other side is asked whether it is there, and after how much silence it is taken to be gone.
+const PING_EVERY: Duration = Duration::from_secs(5);
+const SILENCE: Duration = Duration::from_secs(12);
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// What a link tells, with the number it was opened under: a late word of an older link means nothing.
+#[derive(Debug)]
+pub struct LinkEvent {
+    pub number: u64,
+    pub news: News,
+}
+
+/// What happened on a link.
+#[derive(Debug)]
+pub enum News {
+    Up,
+    Frame(ServerFrame),
+    Down(Failure),
+}
+
+/// Opens a link at `path` and passes messages on until it is lost or `outgoing` closes. The last word is `Down`, unless
+/// nobody listens any more.
+pub async fn run(
+    client: Client,
+    path: String,
+    number: u64,
+    mut outgoing: mpsc::UnboundedReceiver<ClientFrame>,
+    events: mpsc::Sender<LinkEvent>,
+) {
+    let failure = match pass_on(&client, &path, number, &mut outgoing, &events).await {
+        Ok(()) => return,
+        Err(failure) => failure,
+    };
+    // Nobody listens: then nobody misses it.
+    let _ = events.send(LinkEvent { number, news: News::Down(failure) }).await;
+}
+
+async fn pass_on(
+    client: &Client,
+    path: &str,
+    number: u64,
+    outgoing: &mut mpsc::UnboundedReceiver<ClientFrame>,
+    events: &mpsc::Sender<LinkEvent>,
+) -> Result<()> {
+    let (host, target) = client.target(path);
+    let mut request = Request::builder()
+        .uri(format!("ws://{host}{target}"))
+        .header(header::HOST, &host)
+        .header(header::CONNECTION, "Upgrade")
+        .header(header::UPGRADE, "websocket")
+        .header("sec-websocket-version", "13")
+        .header("sec-websocket-key", generate_key());
+    if let Some(value) = client.authorization()? {
+        request = request.header(header::AUTHORIZATION, value);
+    }
+    let request = request.body(()).map_err(|e| Failure::usage(format!("can't ask for that: {e}")))?;
+    let opening = async {
+        let stream = client.connect().await.map_err(|e| client.unreachable(&e))?;
+        client_async(request, stream).await.map_err(refusal)
+    };
+    let late = |_| Failure::unreachable("the server didn't answer in time");
+    let (socket, _) = tokio::time::timeout(HANDSHAKE, opening).await.map_err(late)??;
+    let tell = |news| events.send(LinkEvent { number, news });
+    if tell(News::Up).await.is_err() {
+        return Ok(());
+    }
+    let (mut sink, mut stream) = socket.split();
+    // When the other side was last heard, in milliseconds since the link was opened.
+    let opened = Instant::now();
+    let heard = AtomicU64::new(0);
+    let hear = || heard.store(since(opened), Ordering::Relaxed);
+
+    let reading = async {
+        while let Some(message) = stream.next().await {
+            hear();
+            let frame = match message.map_err(broken)? {
+                Message::Binary(bytes) => ServerFrame::decode(bytes)
+                    .map_err(|e| Failure::failed(format!("the server said something that isn't a terminal's: {e}")))?,
+                Message::Close(_) => break,
+                _ => continue,
+            };
+            if tell(News::Frame(frame)).await.is_err() {
+                return Ok(());
+            }
+            // Waiting for our own screen is no silence of the server's.
+            hear();
+        }
+        Err(Failure::unreachable("the server closed the link"))
+    };
+    let writing = async {
+        let mut ticks = tokio::time::interval(PING_EVERY);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let frame = tokio::select! {
+                frame = outgoing.recv() => match frame {
+                    Some(frame) => frame,
+                    None => {
+                        // A farewell that isn't heard is no loss.
+                        let _ = tokio::time::timeout(Duration::from_secs(1), sink.close()).await;
+                        return Ok(());
+                    }
+                },
+                _ = ticks.tick() => {
+                    if since(opened).saturating_sub(heard.load(Ordering::Relaxed)) > SILENCE.as_millis() as u64 {
+                        return Err(Failure::unreachable("the server has been silent for too long"));
+                    }
+                    ClientFrame::Ping
+                }
+            };
+            let sending = tokio::time::timeout(SILENCE, sink.send(Message::Binary(frame.encode())));
+            sending.await.map_err(|_| Failure::unreachable("the server takes nothing any more"))?.map_err(broken)?;
+        }
+    };
+    tokio::select! { done = reading => done, done = writing => done }
+}
+
+fn since(begun: Instant) -> u64 {
+    u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+fn broken(error: tungstenite::Error) -> Failure {
+    Failure::unreachable(format!("the link broke: {error}"))
+}
+
+/// What the server says instead of opening a WebSocket.
+fn refusal(error: tungstenite::Error) -> Failure {
+    match error {
+        tungstenite::Error::Http(response) => {
+            let status = response.status();
+            let body = response.into_body().unwrap_or_default();
+            Failure::of_problem(problem_of(status, &body))
+        }
+        other => broken(other),
+    }
+}
