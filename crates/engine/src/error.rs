@@ -163,10 +163,9 @@ impl Error {
         match self {
             E::Unresponsive { .. } | E::Lost { .. } | E::NoSpace { .. } => false,
             E::OperationFailed { .. } | E::Internal { .. } => false,
-            E::Inside(error) => !matches!(
-                error.code,
-                Code::Unresponsive | Code::NoSpace | Code::SandboxGone | Code::Protocol | Code::Internal
-            ),
+            E::Inside(error) => {
+                !matches!(error.code, Code::Unresponsive | Code::NoSpace | Code::SandboxGone | Code::Protocol | Code::Internal)
+            }
             E::NotFound { .. } | E::Ambiguous { .. } | E::Deleted { .. } | E::Expired { .. } | E::Paused { .. } => true,
             E::NotRunning { .. } | E::NoMemorySnapshot { .. } | E::Ephemeral { .. } | E::KeyConflict { .. } => true,
             E::ExecKeyConflict { .. } | E::Failed { .. } | E::Conflict { .. } | E::Unsaveable { .. } => true,

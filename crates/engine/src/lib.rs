@@ -3,13 +3,47 @@
 //! The store says what is, `lifecycle` says what may happen, supervisors make it happen; the engine is what stands
 //! between them. It knows no HTTP.
 
-mod error;
-mod request;
-mod surface;
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod create;
+mod delete;
+mod driver;
+mod ending;
+mod engine;
+mod error;
+mod events;
+mod execs;
+mod facts;
+mod files;
+mod hibernate;
+mod inner;
+mod launch;
+mod logs;
+mod operation;
+mod output;
+mod pool;
+mod programs;
+mod recover;
+mod request;
+mod services;
+mod session;
+mod source;
+mod stop;
+mod supervisor_client;
+mod templates;
+mod terminals;
+mod tokens;
+mod wake;
+mod watch;
+
+pub use engine::Engine;
 pub use error::{Error, OpenError};
+pub use events::EventFollower;
+pub use logs::LogReader;
+pub use output::OutputReader;
 pub use request::{
     ByteStream, Caller, Config, Counts, CreateOutcome, Created, FileAnswer, LogLine, LogSource, MadeToken, NewExec, NewSession,
     NewTerminal, NewToken, OutputItem, Scope, SessionPatch, SessionView, Source, TemplateSource, Transition, Transitioned,
 };
-pub use surface::{Attachment, Engine, EventFollower, LogReader, OutputReader};
+pub use terminals::Attachment;
+pub use tokens::ADMIN_FILE;

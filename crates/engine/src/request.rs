@@ -2,9 +2,7 @@
 
 use bytes::Bytes;
 use futures_util::Stream;
-use model::{
-    Actor, ExecId, IdlePolicy, Key, Offset, OnTimeout, Resources, Runtime, ServiceSpec, SessionId, Timestamp, TokenId,
-};
+use model::{Actor, ExecId, IdlePolicy, Key, Offset, OnTimeout, Resources, Runtime, ServiceSpec, SessionId, Timestamp, TokenId};
 use std::{collections::BTreeMap, path::PathBuf, pin::Pin, sync::Arc};
 use store::{OperationRow, RequestId, SessionRow};
 use wire::{files::FileReply, records::Program};
@@ -86,14 +84,7 @@ pub struct Caller {
 impl Caller {
     /// Dormouse itself, which may do everything.
     pub fn system() -> Caller {
-        Caller {
-            actor: Actor::system(),
-            token: None,
-            scopes: vec![Scope::Admin],
-            sessions: None,
-            local: true,
-            request: None,
-        }
+        Caller { actor: Actor::system(), token: None, scopes: vec![Scope::Admin], sessions: None, local: true, request: None }
     }
 
     /// True where its scopes include `scope`.
@@ -167,9 +158,14 @@ impl SessionView {
 pub enum CreateOutcome {
     New,
     /// The key led to this session; these fields of the request differ and were not applied.
-    Existing { ignored: Vec<String> },
+    Existing {
+        ignored: Vec<String>,
+    },
     /// A new session stands in for one that had ended.
-    Replaced { session: SessionId, reason: String },
+    Replaced {
+        session: SessionId,
+        reason: String,
+    },
 }
 
 /// The answer to a create.
@@ -256,9 +252,15 @@ pub struct FileAnswer {
 /// One thing that a reader of output meets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OutputItem {
-    Data { offset: Offset, bytes: Bytes },
+    Data {
+        offset: Offset,
+        bytes: Bytes,
+    },
     /// These bytes are gone.
-    Gap { from: Offset, to: Offset },
+    Gap {
+        from: Offset,
+        to: Offset,
+    },
     /// Without follow: nothing more now. With follow: nothing more, ever.
     End,
 }

@@ -36,7 +36,9 @@ pub enum Plan {
     /// Nothing: it is as the store says.
     Keep,
     /// Go on with its sandbox, in this state; an operation that was under way is undone or done accordingly.
-    Resume { state: State },
+    Resume {
+        state: State,
+    },
     /// The sandbox that an operation was making is there: once it answers, the operation is done.
     FinishBoot,
     /// Its memory is on storage: say so in the store, then let the sandbox go.

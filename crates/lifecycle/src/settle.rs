@@ -41,8 +41,8 @@ pub fn settle(kind: OperationKind, state: State, memory: Memory, outcome: Outcom
             let memory = match state {
                 State::Running | State::Paused => Memory::Live,
                 State::Hibernated => Memory::Saved,
-                // By intent: nobody is told that something was lost who gave it up.
-                State::Stopped | State::Creating | State::Failed | State::Deleted => Memory::None,
+                State::Stopped => Memory::Lost,
+                State::Creating | State::Failed | State::Deleted => Memory::None,
             };
             Settled { state, memory }
         }
@@ -68,7 +68,7 @@ mod tests {
             (K::Wake, State::Hibernated, Memory::Saved, kept, State::Hibernated, Memory::Saved),
             (K::Wake, State::Hibernated, Memory::Saved, Outcome::Failed { memory_spent: true }, State::Stopped, Memory::Lost),
             (K::Start, State::Stopped, Memory::Lost, kept, State::Stopped, Memory::Lost),
-            (K::Stop, State::Hibernated, Memory::Saved, Outcome::Done, State::Stopped, Memory::None),
+            (K::Stop, State::Hibernated, Memory::Saved, Outcome::Done, State::Stopped, Memory::Lost),
         ];
         for (kind, from, memory, outcome, state, after) in cases {
             assert_eq!(settle(kind, from, memory, outcome), Settled { state, memory: after }, "{kind} {outcome:?}");

@@ -1,0 +1,428 @@
+//! Create: a session's first sandbox, from the pool or booted, and its first files.
+
+use crate::{
+    CreateOutcome, Created, Error, NewSession,
+    driver::{Admitted, Message, tell},
+    ending,
+    inner::{Inner, blocking},
+    launch::{self, identity},
+    operation::{Context, Failure, Job, deleted},
+    pool::Pooled,
+    programs::{Base, is_default},
+    request::{Caller, Source},
+    session::{Live, Session},
+    source, watch,
+};
+use model::{
+    EndReason, EventType, Generation, IdleAction, OperationId, OperationKind, OperationState, Runtime, SessionId, State,
+};
+use serde_json::json;
+use snapshot::disk::DiskLayout;
+use std::{sync::Arc, time::Duration};
+use store::{NewEvent, OperationRow, RequestMark, SessionChange, SessionRow, StoreError};
+use tokio::sync::oneshot;
+use wire::control::{Request, Start, SuperviseSpec};
+
+/// How long a pooled sandbox may take to become a session's.
+const CLAIM_LIMIT: Duration = Duration::from_secs(20);
+/// How often a create that finds its key taken and free again by turns is tried.
+const KEY_TRIES: usize = 10;
+/// Longest environment variable, workdir or name.
+const MAX_TEXT: usize = 128 * 1024;
+
+/// What a create works with.
+pub(crate) struct Plan {
+    pub base: Base,
+    pub pooled: Option<Pooled>,
+    pub source: Option<Source>,
+}
+
+/// Creates a session, or finds the one of its key.
+pub(crate) async fn create(inner: &Arc<Inner>, caller: &Caller, new: NewSession) -> Result<Created, Error> {
+    check(inner, caller, &new)?;
+    let mut replaced: Option<SessionRow> = None;
+    for _ in 0..KEY_TRIES {
+        if let Some(key) = &new.key
+            && replaced.is_none()
+            && let Some(holder) = inner.store.session_by_key(key.to_string()).await?
+        {
+            match existing(inner, caller, &new, holder).await? {
+                Found::It(created) => return Ok(*created),
+                Found::Replace(row) => replaced = Some(*row),
+            }
+        }
+        match make(inner, caller, &new, replaced.take()).await {
+            // Somebody was faster: theirs is it.
+            Err(Made::KeyTaken) => {}
+            Err(Made::Failed(error)) => return Err(error),
+            Ok(created) => return Ok(created),
+        }
+    }
+    Err(Error::Conflict { detail: "the key changes hands faster than a session can be made; try again".to_owned() })
+}
+
+/// What isn't built is refused, never ignored; what can't be is named.
+fn check(inner: &Inner, caller: &Caller, new: &NewSession) -> Result<(), Error> {
+    let not_built = |field: &str| Err(Error::NotBuilt { field: field.to_owned() });
+    if inner.draining.is_cancelled() {
+        return Err(Error::ShuttingDown);
+    }
+    if new.runtime.is_some_and(|runtime| runtime != Runtime::Gvisor) {
+        return not_built("runtime");
+    }
+    if new.timeout_seconds.is_some() {
+        return not_built("timeout_seconds");
+    }
+    if new.on_timeout.is_some() {
+        return not_built("on_timeout");
+    }
+    if new.ttl_seconds.is_some() {
+        return not_built("ttl_seconds");
+    }
+    if new.idle.is_some_and(|idle| idle.action != IdleAction::None) {
+        return not_built("idle");
+    }
+    if new.ephemeral {
+        return not_built("ephemeral");
+    }
+    if caller.sessions.is_some() {
+        return Err(Error::Forbidden { detail: "this token is for certain sessions and can't create others".to_owned() });
+    }
+    if let Some(workdir) = &new.workdir
+        && (!workdir.starts_with('/') || workdir.contains('\0') || workdir.len() > 4096)
+    {
+        return Err(Error::invalid("workdir", "it must be an absolute path"));
+    }
+    for (name, value) in &new.env {
+        if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
+            return Err(Error::invalid("env", format!("'{}' can't be set", name.chars().take(80).collect::<String>())));
+        }
+        if name.len() + value.len() > MAX_TEXT {
+            return Err(Error::invalid("env", format!("'{name}' is longer than {MAX_TEXT} bytes")));
+        }
+    }
+    if let Some(resources) = &new.resources {
+        if resources.cpus.is_some_and(|cpus| !(cpus.is_finite() && cpus > 0.0)) {
+            return Err(Error::invalid("resources.cpus", "it must be above zero"));
+        }
+        let too_small = |size: Option<model::ByteSize>, least: u64| size.is_some_and(|size| size.0 < least);
+        if too_small(resources.memory_bytes, 32 << 20) {
+            return Err(Error::invalid("resources.memory_bytes", "a sandbox needs at least 32 MiB"));
+        }
+        if too_small(resources.disk_bytes, 1 << 20) {
+            return Err(Error::invalid("resources.disk_bytes", "a disk needs at least 1 MiB"));
+        }
+        if resources.pids.is_some_and(|pids| pids < 8) {
+            return Err(Error::invalid("resources.pids", "a sandbox needs at least 8"));
+        }
+    }
+    let mut names = std::collections::BTreeSet::new();
+    for service in &new.services {
+        if service.argv.is_empty() {
+            return Err(Error::invalid("services", format!("the service '{}' has no command", service.name)));
+        }
+        if !names.insert(&service.name) {
+            return Err(Error::invalid("services", format!("there are two services '{}'", service.name)));
+        }
+    }
+    match &new.source {
+        Some(source) => source::check(source, caller),
+        None => Ok(()),
+    }
+}
+
+enum Found {
+    It(Box<Created>),
+    Replace(Box<SessionRow>),
+}
+
+/// The session that the key leads to.
+async fn existing(inner: &Arc<Inner>, caller: &Caller, new: &NewSession, row: SessionRow) -> Result<Found, Error> {
+    let ended = matches!(row.state, State::Failed | State::Deleted);
+    if ended && new.replace {
+        return Ok(Found::Replace(Box::new(row)));
+    }
+    let reason = || row.reason.clone().unwrap_or_default();
+    match row.state {
+        State::Failed => return Err(Error::Failed { session: row.id, reason: reason() }),
+        State::Deleted => return Err(deleted(&row, inner.now())),
+        _ => {}
+    }
+    if !caller.reaches(row.id) {
+        return Err(Error::Forbidden { detail: "the key belongs to a session that this token doesn't reach".to_owned() });
+    }
+    let conflicts = conflicts(inner, new, &row);
+    if !conflicts.is_empty() {
+        return Err(Error::KeyConflict { session: row.id, fields: conflicts });
+    }
+    let ignored = ignored(new, &row);
+    let session = inner.adopt(row);
+    settled(inner, &session).await?;
+    if let Some(mark) = &caller.request {
+        mark_request(inner, &session, mark.clone()).await?;
+    }
+    Ok(Found::It(Box::new(Created { view: session.view(), outcome: CreateOutcome::Existing { ignored } })))
+}
+
+/// Waits until a session that is being created is there.
+async fn settled(inner: &Arc<Inner>, session: &Arc<Session>) -> Result<(), Error> {
+    let mut changes = session.changes();
+    loop {
+        changes.borrow_and_update();
+        let row = session.view().row;
+        match row.state {
+            State::Creating => {}
+            State::Failed => return Err(Error::Failed { session: row.id, reason: row.reason.clone().unwrap_or_default() }),
+            State::Deleted => return Err(deleted(&row, inner.now())),
+            _ => return Ok(()),
+        }
+        tokio::select! {
+            _ = changes.changed() => {}
+            () = inner.closing.cancelled() => return Err(Error::ShuttingDown),
+        }
+    }
+}
+
+async fn mark_request(inner: &Arc<Inner>, session: &Arc<Session>, id: store::RequestId) -> Result<(), Error> {
+    let made = session.id.to_string();
+    let change = move |row: &SessionRow| {
+        let mut change = SessionChange::new(row.clone());
+        change.request = Some(RequestMark { id: id.clone(), made: made.clone() });
+        Some(change)
+    };
+    inner.change(session, Box::new(change)).await
+}
+
+/// Fields in which the request contradicts the session.
+fn conflicts(inner: &Inner, new: &NewSession, row: &SessionRow) -> Vec<String> {
+    let template = new.template.as_deref().unwrap_or(&inner.config.default_template);
+    let mut fields = Vec::new();
+    let same_template = row.template == template || row.template_hash.as_deref() == Some(template);
+    if new.template.is_some() && !same_template {
+        fields.push("template".to_owned());
+    }
+    if new.runtime.is_some_and(|runtime| runtime != row.runtime) {
+        fields.push("runtime".to_owned());
+    }
+    if let Some(source) = &new.source
+        && row.source != serde_json::to_value(source).ok()
+    {
+        fields.push("source".to_owned());
+    }
+    fields
+}
+
+/// Fields of the request that differ from the session and are not applied.
+fn ignored(new: &NewSession, row: &SessionRow) -> Vec<String> {
+    let differs = [
+        ("name", new.name.is_some() && new.name != row.name),
+        ("task", new.task.is_some() && new.task != row.task),
+        ("parent_task", new.parent_task.is_some() && new.parent_task != row.parent_task),
+        ("env", !new.env.is_empty() && new.env != row.env),
+        ("workdir", new.workdir.is_some() && new.workdir != row.workdir),
+        ("metadata", !new.metadata.is_empty() && new.metadata != row.metadata),
+        ("resources", new.resources.is_some_and(|resources| resources != row.resources)),
+        ("idle", new.idle.is_some() && new.idle != row.idle),
+        ("services", !new.services.is_empty() && new.services != row.services),
+    ];
+    differs.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned()).collect()
+}
+
+enum Made {
+    KeyTaken,
+    Failed(Error),
+}
+
+impl From<Error> for Made {
+    fn from(error: Error) -> Made {
+        Made::Failed(error)
+    }
+}
+
+/// Makes a new session: intent, then its sandbox.
+async fn make(inner: &Arc<Inner>, caller: &Caller, new: &NewSession, old: Option<SessionRow>) -> Result<Created, Made> {
+    inner.pool.created();
+    let template = new.template.clone().unwrap_or_else(|| inner.config.default_template.clone());
+    let (inner_, template_) = (inner.clone(), template.clone());
+    let base = blocking(move || inner_.programs.present(&template_)).await.flatten()?;
+    let resources = new.resources.unwrap_or_default();
+    let pooled = if is_default(&resources) { inner.pool.take(&base) } else { None };
+    let id = pooled.as_ref().map_or_else(SessionId::new, |pooled| pooled.id);
+
+    let now = inner.now();
+    let mut row = SessionRow::new(id, Runtime::Gvisor, template, now);
+    row.key.clone_from(&new.key);
+    row.name.clone_from(&new.name);
+    row.task.clone_from(&new.task);
+    row.parent_task.clone_from(&new.parent_task);
+    row.metadata.clone_from(&new.metadata);
+    row.env.clone_from(&new.env);
+    row.workdir = new.workdir.clone().or_else(|| new.source.as_ref().map(source::default_workdir));
+    row.idle = new.idle;
+    row.resources = resources;
+    row.services.clone_from(&new.services);
+    row.source = new.source.as_ref().and_then(|source| serde_json::to_value(source).ok());
+    row.owner_token = caller.token.map(|token| token.to_string());
+    row.template_hash = Some(base.pins.template.clone());
+    row.guest_hash = Some(base.pins.guest.clone());
+    row.runsc_hash = Some(base.pins.runsc.clone());
+
+    let operation = OperationRow {
+        id: OperationId::new(),
+        session_id: id,
+        kind: OperationKind::Create,
+        state: OperationState::Running,
+        started_at: now,
+        ended_at: None,
+        intent: json!({ "actor": caller.actor, "source": row.source }),
+        error: None,
+    };
+    let mut change = SessionChange::new(row.clone());
+    let event = |kind, operation_id, data| NewEvent { at: now, kind, actor: caller.actor.clone(), operation_id, data };
+    change.events.push(event(EventType::SESSION_CREATED, None, json!({ "key": row.key, "template": row.template })));
+    change.events.push(event(EventType::OPERATION_STARTED, Some(operation.id), json!({ "kind": operation.kind })));
+    change.operations.push(operation.clone());
+    change.request = caller.request.clone().map(|id| RequestMark { id, made: row.id.to_string() });
+
+    let outcome = match &old {
+        Some(old) => CreateOutcome::Replaced { session: old.id, reason: old.reason.clone().unwrap_or_default() },
+        None => CreateOutcome::New,
+    };
+    let committed = match old {
+        None => inner.store.commit_all(vec![change]).await,
+        Some(mut old) => {
+            old.key_freed = true;
+            inner.store.commit_all(vec![SessionChange::new(old), change]).await
+        }
+    };
+    let mut committed = match committed {
+        Ok(committed) => committed,
+        Err(error) => {
+            inner.pool.give_back(pooled);
+            return Err(match error {
+                StoreError::KeyTaken { .. } | StoreError::Conflict { .. } => Made::KeyTaken,
+                other => Made::Failed(other.into()),
+            });
+        }
+    };
+    if let Some(last) = committed.pop() {
+        row.was_committed(&last);
+        inner.announce(last.events);
+    }
+    let session = inner.adopt(row);
+    let plan = Plan { base, pooled, source: new.source.clone() };
+    run_stored(inner, &session, operation, Job::Create(Box::new(plan)), caller.actor.clone()).await?.wait().await?;
+    Ok(Created { view: session.view(), outcome })
+}
+
+/// Has the driver carry out an operation that is in the store already.
+pub(crate) async fn run_stored(
+    inner: &Arc<Inner>,
+    session: &Arc<Session>,
+    operation: OperationRow,
+    job: Job,
+    actor: model::Actor,
+) -> Result<Admitted, Error> {
+    let (reply, answer) = oneshot::channel();
+    tell(inner, session, Message::Run { operation, job, actor, reply }).await?;
+    answer.await.map_err(|_| Error::ShuttingDown)
+}
+
+/// Brings the session's first sandbox to life.
+pub(crate) async fn run(context: &Context, plan: Plan) -> Result<(), Failure> {
+    match bring_up(context, plan).await {
+        Ok(()) => {
+            let change = |change: &mut SessionChange| change.session.generation = Generation::FIRST;
+            context.finish(Box::new(change)).await?;
+            Ok(())
+        }
+        Err(error) => {
+            clean_up(&context.inner, &context.session).await;
+            let reason = Some(format!("{}: {error}", EndReason::CreateFailed));
+            Err(Failure { error, memory_spent: false, reason })
+        }
+    }
+}
+
+/// Removes everything of a session that never came to life.
+pub(crate) async fn clean_up(inner: &Arc<Inner>, session: &Arc<Session>) {
+    let layout = &session.layout;
+    let ended = ending::end_sandbox(layout, inner.programs.runsc_state(), EndReason::CreateFailed, Duration::ZERO).await;
+    let dir = layout.dir().to_owned();
+    let removed = match ended {
+        Ok(()) => blocking(move || ending::remove_tree(&dir).map_err(Error::internal)).await.flatten(),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = removed {
+        tracing::error!(session = %session.id, %error, "the rest of a session that was not created stays");
+    }
+}
+
+async fn bring_up(context: &Context, plan: Plan) -> Result<(), Error> {
+    let (inner, session) = (&context.inner, &context.session);
+    let fetched = plan.source.map(|source| {
+        tokio::task::spawn_blocking({
+            let scratch = inner.config.data_dir.join("tmp");
+            move || source::fetch(&source, &scratch)
+        })
+    });
+    let claimed = match plan.pooled {
+        Some(pooled) => claim(context, pooled).await,
+        None => None,
+    };
+    let live = match claimed {
+        Some(live) => live,
+        None => boot(context, plan.base).await?,
+    };
+    watch::attach(inner, session, live.clone());
+    if let Some(fetched) = fetched {
+        let fetched = fetched.await.map_err(Error::internal)??;
+        let workdir = session.view().row.workdir.clone().unwrap_or_else(|| "/root".to_owned());
+        source::put_in(&live, fetched, workdir).await.map_err(|error| session.call_error(error))?;
+    }
+    Ok(())
+}
+
+/// Makes a pooled sandbox the session's; `None` where it can't, and nothing of it is left then.
+async fn claim(context: &Context, pooled: Pooled) -> Option<Arc<Live>> {
+    let session = &context.session;
+    let identity = identity(&session.view().row);
+    let request = Request::Claim { session: session.id, identity };
+    match pooled.live.supervisor.call_within(&request, CLAIM_LIMIT).await {
+        Ok(_) => Some(pooled.live),
+        Err(error) => {
+            tracing::warn!(session = %session.id, %error, "a pooled sandbox can't be used; another is booted");
+            clean_up(&context.inner, session).await;
+            None
+        }
+    }
+}
+
+async fn boot(context: &Context, base: Base) -> Result<Arc<Live>, Error> {
+    let (inner, session) = (&context.inner, &context.session);
+    let row = session.view().row;
+    prepare_dir(session).await?;
+    let spec = SuperviseSpec {
+        dir: session.layout.dir().to_owned(),
+        session: Some(session.id),
+        generation: Generation::FIRST,
+        start: Start::Boot,
+        lower: base.lower,
+        runtime: base.runtime,
+        resources: row.resources,
+        identity: Some(identity(&row)),
+        pins: base.pins,
+    };
+    launch::launch(inner, &session.launching, spec).await
+}
+
+async fn prepare_dir(session: &Arc<Session>) -> Result<(), Error> {
+    let layout = session.layout.clone();
+    blocking(move || make_dir(&layout)).await?
+}
+
+/// Makes a session's directory with its empty disk. Blocks.
+pub(crate) fn make_dir(layout: &wire::layout::SessionLayout) -> Result<(), Error> {
+    launch::ensure_private_dir(layout.dir()).map_err(|e| launch::io_error(&e, "make the session's directory"))?;
+    DiskLayout::new(layout.disk()).create().map_err(Error::internal)
+}

@@ -1,0 +1,389 @@
+//! The engine as callers hold it: opening, closing, and sessions as a whole.
+
+use crate::{
+    Caller, Config, Counts, Created, Error, NewSession, OpenError, SessionPatch, SessionView, Transition, Transitioned, create,
+    inner::{Inner, blocking},
+    launch::ensure_private_dir,
+    operation::deleted,
+    pool,
+    programs::Programs,
+    recover,
+    session::Session,
+    tokens,
+};
+use lifecycle::Command;
+use model::{EventType, IdleAction, OperationId, SessionId, State};
+use serde_json::json;
+use std::{sync::Arc, time::Duration};
+use store::{Cursor, NewEvent, OperationRow, Page, SessionChange, SessionFilter, SessionRow, Store};
+use wire::control::Request;
+
+/// The name under which the store keeps this server's own.
+const INSTANCE: &str = "instance";
+/// How long operations may go on once the engine closes.
+const DRAIN_LIMIT: Duration = Duration::from_secs(8);
+/// Sessions that are hibernated at the same time when all are.
+const HIBERNATE_AT_ONCE: usize = 4;
+
+/// Carries sessions through their lives. Cheap to clone.
+#[derive(Clone)]
+pub struct Engine {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl Engine {
+    /// Opens a data directory, which the caller has locked, and recovers what its last server left.
+    ///
+    /// # Errors
+    /// The directory can't be written, or the store can't be read.
+    pub async fn open(config: Config, store: Arc<dyn Store>) -> Result<Engine, OpenError> {
+        let io = |path: &std::path::Path| {
+            let path = path.to_owned();
+            move |source| OpenError::Io { what: "make the directory", path, source }
+        };
+        for dir in [config.data_dir.clone(), config.data_dir.join("sessions")] {
+            ensure_private_dir(&dir).map_err(io(&dir))?;
+        }
+        let instance = match store.meta(INSTANCE.to_owned()).await? {
+            Some(instance) => instance,
+            None => {
+                let instance = format!("server-{}", uuid::Uuid::new_v4().as_simple());
+                store.set_meta(INSTANCE.to_owned(), instance.clone()).await?;
+                instance
+            }
+        };
+        let config_ = config.clone();
+        let programs =
+            blocking(move || Programs::open(&config_, instance)).await.map_err(|e| OpenError::Other(e.to_string()))??;
+        let tokens = tokens::open(&config.data_dir, &store).await?;
+        let inner = Inner::new(config, store, programs, tokens);
+        recover::recover(&inner).await.map_err(|e| OpenError::Other(e.to_string()))?;
+        inner.tasks.spawn(pool::keep(inner.clone()));
+        inner.tasks.spawn(tokens::note_use(inner.clone()));
+        Ok(Engine { inner })
+    }
+
+    /// Takes no more work, lets operations end, and lets go of the sandboxes, which run on under their supervisors.
+    /// With `hibernate` they are hibernated first; those that can't be are named, and run on.
+    pub async fn shutdown(&self, hibernate: bool) -> Vec<(SessionId, Error)> {
+        let failed = if hibernate { self.hibernate_all(&Caller::system()).await.1 } else { Vec::new() };
+        let inner = &self.inner;
+        inner.draining.cancel();
+        let quiet = async {
+            for session in inner.all_known() {
+                let mut changes = session.changes();
+                while session.view().operation.is_some() {
+                    if changes.changed().await.is_err() {
+                        break;
+                    }
+                }
+            }
+            while inner.pool.len() > 0 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        if tokio::time::timeout(DRAIN_LIMIT, quiet).await.is_err() {
+            tracing::warn!("operations are still under way; the next server goes on with them");
+        }
+        inner.closing.cancel();
+        inner.tasks.close();
+        failed
+    }
+
+    /// Hibernates every running session: those that were, and those that couldn't be.
+    pub async fn hibernate_all(&self, caller: &Caller) -> (Vec<SessionId>, Vec<(SessionId, Error)>) {
+        use futures_util::StreamExt;
+        let mut awake = Vec::new();
+        let filter = SessionFilter { states: vec![State::Running, State::Paused], ..SessionFilter::default() };
+        let mut cursor = None;
+        loop {
+            let page = match self.inner.store.list_sessions(filter.clone(), store::MAX_PAGE, cursor).await {
+                Ok(page) => page,
+                Err(error) => {
+                    tracing::error!(%error, "the sessions to be hibernated can't be read");
+                    break;
+                }
+            };
+            awake.extend(page.items.into_iter().map(|row| row.id));
+            cursor = page.next_cursor;
+            if cursor.is_none() {
+                break;
+            }
+        }
+        let results: Vec<(SessionId, Result<Transitioned, Error>)> = futures_util::stream::iter(awake)
+            .map(|id| async move { (id, self.transition(caller, id, Transition::Hibernate { until: None }, true).await) })
+            .buffer_unordered(HIBERNATE_AT_ONCE)
+            .collect()
+            .await;
+        let (mut done, mut failed) = (Vec::new(), Vec::new());
+        for (id, result) in results {
+            match result {
+                Ok(_) => done.push(id),
+                Err(error) => failed.push((id, error)),
+            }
+        }
+        (done, failed)
+    }
+
+    /// The store that it works on.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.inner.store
+    }
+
+    /// What it was opened with.
+    pub fn config(&self) -> &Config {
+        &self.inner.config
+    }
+
+    /// How many sessions there are in each state that has any, as far as they are in memory, and what waits.
+    pub async fn counts(&self) -> Counts {
+        let mut counts = Counts { pooled: self.inner.pool.len() as u64, ..Counts::default() };
+        let mut cursor = None;
+        while let Ok(scan) = self.inner.store.scan_sessions(store::MAX_PAGE, cursor).await {
+            for row in scan.sessions {
+                *counts.sessions.entry(row.state.as_str()).or_default() += 1;
+            }
+            cursor = scan.next_cursor;
+            if cursor.is_none() {
+                break;
+            }
+        }
+        let known = self.inner.all_known();
+        counts.operations = known.iter().filter(|session| session.view().operation.is_some()).count() as u64;
+        counts
+    }
+
+    /// Creates a session, or finds the one of its key. Answers once it is running.
+    ///
+    /// # Errors
+    /// [`Error::NotBuilt`], [`Error::Invalid`], [`Error::KeyConflict`], [`Error::Failed`] and [`Error::Expired`] of the
+    /// session that the key leads to, [`Error::NotFound`] for a template, [`Error::NoCapacity`].
+    pub async fn create(&self, caller: &Caller, new: NewSession) -> Result<Created, Error> {
+        create::create(&self.inner, caller, new).await
+    }
+
+    /// One session. Reading it changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Deleted`], [`Error::Expired`].
+    pub async fn session(&self, id: SessionId) -> Result<SessionView, Error> {
+        Ok(self.inner.present(id).await?.view())
+    }
+
+    /// One session, also one that is deleted.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub async fn session_or_tombstone(&self, id: SessionId) -> Result<SessionView, Error> {
+        Ok(self.inner.find(id).await?.view())
+    }
+
+    /// The session that a text names: by its id, its key, or a unique beginning or end of its id, tried in this order.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Ambiguous`].
+    pub async fn resolve(&self, text: &str) -> Result<SessionId, Error> {
+        if let Ok(id) = text.parse::<SessionId>() {
+            return Ok(id);
+        }
+        if let Some(row) = self.inner.store.session_by_key(text.to_owned()).await? {
+            return Ok(row.id);
+        }
+        let shown: String = text.chars().take(200).collect();
+        let unknown = Error::not_found(format!("session '{shown}'"));
+        // Fewer characters than this name a moment, not a session.
+        if text.len() < 4 || !text.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-') {
+            return Err(unknown);
+        }
+        let ids = self.inner.store.find_ids(text.to_ascii_lowercase()).await?;
+        match ids[..] {
+            [] => Err(unknown),
+            [id] => Ok(id),
+            _ => Err(Error::Ambiguous { text: shown, ids }),
+        }
+    }
+
+    /// Sessions, newest first.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a cursor of another list.
+    pub async fn list(&self, filter: SessionFilter, limit: usize, cursor: Option<Cursor>) -> Result<Page<SessionView>, Error> {
+        let page = self.inner.store.list_sessions(filter, limit, cursor).await?;
+        let view = |row: SessionRow| {
+            let operation = self.inner.known(row.id).and_then(|session| session.view().operation);
+            SessionView { row: Arc::new(row), operation }
+        };
+        Ok(Page { items: page.items.into_iter().map(view).collect(), next_cursor: page.next_cursor })
+    }
+
+    /// Changes what a client may change.
+    ///
+    /// # Errors
+    /// [`Error::NotBuilt`], [`Error::NotFound`], [`Error::Deleted`], [`Error::Failed`].
+    pub async fn patch(&self, caller: &Caller, id: SessionId, patch: SessionPatch) -> Result<SessionView, Error> {
+        let not_built = |field: &str| Err(Error::NotBuilt { field: field.to_owned() });
+        if patch.timeout_seconds.is_some_and(|timeout| timeout.is_some()) || patch.on_timeout.is_some() {
+            return not_built(if patch.on_timeout.is_some() { "on_timeout" } else { "timeout_seconds" });
+        }
+        if patch.ttl_seconds.is_some_and(|ttl| ttl.is_some()) {
+            return not_built("ttl_seconds");
+        }
+        if patch.wake_at.is_some_and(|at| at.is_some()) {
+            return not_built("wake_at");
+        }
+        if patch.idle.flatten().is_some_and(|idle| idle.action != IdleAction::None) {
+            return not_built("idle");
+        }
+        let session = self.inner.present(id).await?;
+        if let Some(services) = patch.services.clone() {
+            self.set_services(caller, id, services).await?;
+        }
+        let (now, actor) = (self.inner.now(), caller.actor.clone());
+        let change = move |row: &SessionRow| {
+            let mut change = SessionChange::new(row.clone());
+            let fields = apply(&mut change.session, &patch);
+            if fields.is_empty() {
+                return None;
+            }
+            change.session.updated_at = now;
+            let (kind, data) = (EventType::SESSION_UPDATED, json!({ "fields": fields }));
+            change.events.push(NewEvent { at: now, kind, actor: actor.clone(), operation_id: None, data });
+            Some(change)
+        };
+        self.inner.change(&session, Box::new(change)).await?;
+        Ok(session.view())
+    }
+
+    /// Deletes a session, whatever it is doing; answers once nothing of it is left. Deleting again is no error.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::OperationFailed`] where something of it can't be removed.
+    pub async fn delete(&self, caller: &Caller, id: SessionId) -> Result<(), Error> {
+        let session = self.inner.find(id).await?;
+        self.inner.command(&session, Command::Delete, &caller.actor).await?.wait().await
+    }
+
+    /// Carries out a lifecycle change; answers when it is done, or with `wait` false once its intent is stored.
+    ///
+    /// # Errors
+    /// Why it is refused, or how it failed; the session stands as its state says.
+    pub async fn transition(&self, caller: &Caller, id: SessionId, to: Transition, wait: bool) -> Result<Transitioned, Error> {
+        let command = match to {
+            Transition::Hibernate { until: Some(_) } => return Err(Error::NotBuilt { field: "until".to_owned() }),
+            Transition::Hibernate { until: None } => Command::Hibernate,
+            Transition::Wake => Command::Wake,
+            Transition::Pause => Command::Pause,
+            Transition::Unpause => Command::Unpause,
+            Transition::Stop => Command::Stop,
+            Transition::Start => Command::Start,
+        };
+        let session = self.inner.present(id).await?;
+        let admitted = self.inner.command(&session, command, &caller.actor).await?;
+        let mut operation = admitted.operation.clone();
+        if wait {
+            admitted.wait().await?;
+            if let Some(begun) = &operation {
+                operation = self.inner.store.operation(begun.id).await?;
+            }
+        }
+        Ok(Transitioned { view: session.view(), operation })
+    }
+
+    /// One operation.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub async fn operation(&self, id: OperationId) -> Result<OperationRow, Error> {
+        let found = self.inner.store.operation(id).await?;
+        found.ok_or_else(|| Error::not_found(format!("operation {id}")))
+    }
+
+    /// Moves the end of the allowed running time.
+    ///
+    /// # Errors
+    /// [`Error::NotBuilt`].
+    pub async fn extend(&self, _caller: &Caller, id: SessionId, _seconds: u64) -> Result<SessionView, Error> {
+        self.inner.present(id).await?;
+        Err(Error::NotBuilt { field: "extend".to_owned() })
+    }
+
+    /// Asks the guest for a sign of life. Starts nothing.
+    ///
+    /// # Errors
+    /// [`Error::NotRunning`] without a sandbox, [`Error::Unresponsive`] without an answer.
+    pub async fn probe(&self, id: SessionId) -> Result<(), Error> {
+        let session = self.inner.present(id).await?;
+        let live = self.running(&session)?;
+        live.supervisor.call_soon(&Request::Probe).await.map_err(|error| session.call_error(error))?;
+        Ok(())
+    }
+
+    /// The sandbox of a session that runs now; nothing is done for it.
+    pub(crate) fn running(&self, session: &Session) -> Result<Arc<crate::session::Live>, Error> {
+        let view = session.view();
+        match view.row.state {
+            State::Running => {}
+            State::Paused => return Err(Error::Paused { session: session.id }),
+            State::Failed => {
+                return Err(Error::Failed { session: session.id, reason: view.row.reason.clone().unwrap_or_default() });
+            }
+            State::Deleted => return Err(deleted(&view.row, self.inner.now())),
+            state => return Err(Error::NotRunning { session: session.id, reason: format!("it is {state}") }),
+        }
+        self.inner.awake(session).ok_or(Error::Unresponsive { session: session.id })
+    }
+}
+
+/// Applies a patch; tells which fields it changed.
+fn apply(row: &mut SessionRow, patch: &SessionPatch) -> Vec<&'static str> {
+    fn set<T: Clone + PartialEq>(field: &mut T, wanted: &Option<T>) -> bool {
+        match wanted {
+            Some(wanted) if wanted != field => {
+                field.clone_from(wanted);
+                true
+            }
+            _ => false,
+        }
+    }
+    let mut metadata = row.metadata.clone();
+    for (name, value) in patch.metadata.iter().flatten() {
+        match value {
+            Some(value) => metadata.insert(name.clone(), value.clone()),
+            None => metadata.remove(name),
+        };
+    }
+    let changed = [
+        ("name", set(&mut row.name, &patch.name)),
+        ("task", set(&mut row.task, &patch.task)),
+        ("metadata", set(&mut row.metadata, &Some(metadata))),
+        ("idle", set(&mut row.idle, &patch.idle)),
+        ("timeout_seconds", set(&mut row.timeout_seconds, &patch.timeout_seconds)),
+        ("ttl_seconds", set(&mut row.ttl_seconds, &patch.ttl_seconds)),
+        ("wake_at", set(&mut row.wake_at, &patch.wake_at)),
+        ("services", set(&mut row.services, &patch.services)),
+    ];
+    changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::{Runtime, Timestamp};
+
+    #[test]
+    fn a_patch_changes_what_it_names_and_nothing_else() {
+        let mut row = SessionRow::new(SessionId::new(), Runtime::Gvisor, "debian", Timestamp(1));
+        row.metadata = [("a", "1"), ("b", "2")].map(|(k, v)| (k.to_owned(), v.to_owned())).into();
+        row.task = Some("old".into());
+        let patch = SessionPatch {
+            name: Some(Some("new".into())),
+            task: Some(None),
+            metadata: Some([("a".to_owned(), None), ("c".to_owned(), Some("3".to_owned()))].into()),
+            ..SessionPatch::default()
+        };
+        assert_eq!(apply(&mut row, &patch), ["name", "task", "metadata"]);
+        assert_eq!((row.name.as_deref(), row.task.as_deref()), (Some("new"), None));
+        assert_eq!(row.metadata.keys().collect::<Vec<_>>(), ["b", "c"]);
+        assert!(apply(&mut row, &patch).is_empty(), "again it changes nothing");
+    }
+}

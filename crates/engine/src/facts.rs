@@ -1,0 +1,312 @@
+//! Turns what supervisors wrote down into rows and events, each fact exactly once.
+//!
+//! The offset of the next fact is part of the session's row, and is committed together with what the facts say. So
+//! reading again after a crash, or from two places at once, does no harm: what was applied is left out.
+
+use crate::{
+    Error,
+    inner::{Inner, blocking},
+    session::{SandboxEnd, Session},
+};
+use journal::{LineItem, Reader, read_lines};
+use model::{Actor, EventType, Offset, Timestamp};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use store::{ExecRow, NewEvent, SessionChange, SessionRow, TerminalRow};
+use wire::{
+    facts::{Fact, FactLine},
+    layout::JournalName,
+    records::{ExecRecord, TerminalRecord},
+};
+
+/// Bytes of facts in one commit.
+const BATCH: usize = 256 * 1024;
+
+/// A fact and where it stands.
+#[derive(Debug, Clone)]
+struct Found {
+    at: Offset,
+    line: FactLine,
+}
+
+/// What reading facts told that needs an answer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// An image turned out not to restore: the frozen original has to go on.
+    pub confirm_failed: Option<String>,
+}
+
+/// Reads all facts there are and commits what they say.
+pub(crate) async fn drain(inner: &Arc<Inner>, session: &Arc<Session>) -> Result<Told, Error> {
+    let _one = session.reading_facts.acquire().await.map_err(|_| Error::ShuttingDown)?;
+    let mut told = Told::default();
+    let mut reader = Reader::open(session.layout.journal(&JournalName::Facts));
+    loop {
+        let from = session.view().row.facts_offset;
+        let (back, read) = blocking(move || {
+            let read = read_lines(&mut reader, from, BATCH);
+            (reader, read)
+        })
+        .await?;
+        reader = back;
+        let lines = match read {
+            Ok(lines) if lines.items.is_empty() => return Ok(told),
+            Ok(lines) => lines,
+            Err(error) => {
+                // Damage stops this session's facts, and nothing else.
+                tracing::error!(session = %session.id, %error, "the facts of a session can't be read");
+                return Ok(told);
+            }
+        };
+        let found = parse(lines.items);
+        for Found { line, .. } in &found {
+            match &line.fact {
+                Fact::SandboxEnded { reason, detail } => {
+                    session.sandbox_ended(SandboxEnd { generation: line.generation, reason: *reason, detail: detail.clone() })
+                }
+                Fact::Confirmed { ok: false, detail } if line.generation == session.view().row.generation => {
+                    told.confirm_failed = Some(detail.clone());
+                }
+                _ => {}
+            }
+        }
+        let next = lines.next;
+        inner.change(session, Box::new(move |row| Some(apply(row, &found, next)))).await?;
+    }
+}
+
+fn parse(items: Vec<LineItem>) -> Vec<Found> {
+    let mut found = Vec::with_capacity(items.len());
+    for item in items {
+        match item {
+            LineItem::Line { at, bytes } => match serde_json::from_slice::<FactLine>(&bytes) {
+                Ok(line) => found.push(Found { at, line }),
+                Err(error) => tracing::warn!(%at, %error, "a fact can't be read and is left out"),
+            },
+            LineItem::Gap { from, to } => tracing::warn!(%from, %to, "facts are missing"),
+        }
+    }
+    found
+}
+
+/// What the facts change in a session that has applied everything below its offset.
+fn apply(row: &SessionRow, found: &[Found], next: Offset) -> SessionChange {
+    let mut change = SessionChange::new(row.clone());
+    if next <= row.facts_offset {
+        return change;
+    }
+    change.session.facts_offset = next;
+    for Found { at, line } in found {
+        if *at >= row.facts_offset {
+            apply_one(&mut change, line);
+        }
+    }
+    change
+}
+
+fn apply_one(change: &mut SessionChange, line: &FactLine) {
+    let session = change.session.id;
+    let at = line.at;
+    let event = |kind: EventType, actor: Actor, data: Value| NewEvent { at, kind, actor, operation_id: None, data };
+    let by = |actor: &Option<String>| actor.clone().map_or_else(Actor::system, Actor);
+    match &line.fact {
+        Fact::ExecStarted { exec, actor } => {
+            active(&mut change.session, at);
+            let data = json!({ "exec_id": exec.id, "argv": exec.argv, "pid": exec.pid });
+            change.events.push(event(EventType::EXEC_STARTED, by(actor), data));
+            put_exec(change, exec_row(session, exec));
+        }
+        Fact::ExecEnded { exec } => {
+            active(&mut change.session, at);
+            change.events.push(event(EventType::EXEC_ENDED, Actor::inside(), exec_end(exec)));
+            put_exec(change, exec_row(session, exec));
+        }
+        Fact::TerminalOpened { terminal, actor } => {
+            active(&mut change.session, at);
+            let data = json!({ "terminal_id": terminal.id, "argv": terminal.argv, "name": terminal.name });
+            change.events.push(event(EventType::TERMINAL_OPENED, by(actor), data));
+            put_terminal(change, terminal_row(session, terminal));
+        }
+        Fact::TerminalEnded { terminal } => {
+            change.events.push(event(EventType::TERMINAL_CLOSED, Actor::inside(), terminal_end(terminal)));
+            put_terminal(change, terminal_row(session, terminal));
+        }
+        Fact::TerminalAttached { terminal, client, mode, actor } => {
+            let data = json!({ "terminal_id": terminal, "client": client, "mode": mode });
+            change.events.push(event(EventType::TERMINAL_ATTACHED, by(actor), data));
+        }
+        Fact::TerminalDetached { terminal, client } => {
+            let data = json!({ "terminal_id": terminal, "client": client });
+            change.events.push(event(EventType::TERMINAL_DETACHED, Actor::system(), data));
+        }
+        Fact::ServiceStarted { name, pid, restarts } => {
+            let data = json!({ "name": name, "pid": pid, "restarts": restarts });
+            change.events.push(event(EventType::SERVICE_STARTED, Actor::inside(), data));
+        }
+        Fact::ServiceEnded { name, exit_code, signal, restart_in_ms } => {
+            let data = json!({ "name": name, "exit_code": exit_code, "signal": signal, "restart_in_ms": restart_in_ms });
+            change.events.push(event(EventType::SERVICE_ENDED, Actor::inside(), data));
+        }
+        Fact::Gap { stream, from, to } => {
+            let data = json!({ "stream": stream, "from": from, "to": to });
+            change.events.push(event(EventType::GAP, Actor::system(), data));
+        }
+        Fact::Unsaveable { items } => {
+            let items: Vec<Value> = items.iter().map(unsaveable).collect();
+            change.events.push(event(EventType::MEMORY_UNSAVEABLE, Actor::inside(), json!({ "items": items })));
+        }
+        Fact::Oom { limit_bytes, used_bytes, killed } => {
+            let data = json!({ "limit_bytes": limit_bytes, "used_bytes": used_bytes, "killed": killed });
+            change.events.push(event(EventType::OOM, Actor::system(), data));
+        }
+        Fact::FilesWritten { path, op, actor } => {
+            active(&mut change.session, at);
+            change.events.push(event(EventType::FILES_WRITTEN, by(actor), json!({ "path": path, "op": op })));
+        }
+        Fact::Confirmed { ok: false, detail } => {
+            change.events.push(event(EventType::CONFIRM_FAILED, Actor::system(), json!({ "detail": detail })));
+        }
+        // Told by the change of state that follows.
+        Fact::Confirmed { ok: true, .. } | Fact::SandboxEnded { .. } | Fact::Unknown => {}
+    }
+}
+
+fn unsaveable(item: &wire::records::Unsaveable) -> Value {
+    json!({ "pid": item.pid, "process": item.process, "file": item.path, "kind": item.kind, "detail": item.to_string() })
+}
+
+fn active(row: &mut SessionRow, at: Timestamp) {
+    row.last_activity_at = row.last_activity_at.max(at);
+}
+
+/// What an ended exec's event tells.
+pub(crate) fn exec_end(exec: &ExecRecord) -> Value {
+    json!({
+        "exec_id": exec.id, "state": exec.state, "exit_code": exec.exit_code, "signal": exec.signal, "reason": exec.reason,
+        "stdout_bytes": exec.stdout_bytes, "stderr_bytes": exec.stderr_bytes,
+    })
+}
+
+/// What an ended terminal's event tells.
+pub(crate) fn terminal_end(terminal: &TerminalRecord) -> Value {
+    json!({
+        "terminal_id": terminal.id, "exit_code": terminal.exit_code, "signal": terminal.signal, "reason": terminal.reason,
+    })
+}
+
+/// The later record of one exec stands.
+fn put_exec(change: &mut SessionChange, row: ExecRow) {
+    match change.execs.iter_mut().find(|known| known.id == row.id) {
+        Some(known) => *known = row,
+        None => change.execs.push(row),
+    }
+}
+
+fn put_terminal(change: &mut SessionChange, row: TerminalRow) {
+    match change.terminals.iter_mut().find(|known| known.id == row.id) {
+        Some(known) => *known = row,
+        None => change.terminals.push(row),
+    }
+}
+
+/// An exec's record as the store keeps it.
+pub(crate) fn exec_row(session: model::SessionId, exec: &ExecRecord) -> ExecRow {
+    ExecRow {
+        session_id: session,
+        id: exec.id,
+        key: exec.key.clone(),
+        state: exec.state,
+        generation: exec.generation,
+        started_at: exec.started_at,
+        ended_at: exec.ended_at,
+        record: serde_json::to_string(exec).unwrap_or_default(),
+    }
+}
+
+/// A terminal's record as the store keeps it.
+pub(crate) fn terminal_row(session: model::SessionId, terminal: &TerminalRecord) -> TerminalRow {
+    TerminalRow {
+        session_id: session,
+        id: terminal.id,
+        name: terminal.name.clone(),
+        state: terminal.state,
+        generation: terminal.generation,
+        started_at: terminal.started_at,
+        ended_at: terminal.ended_at,
+        record: serde_json::to_string(terminal).unwrap_or_default(),
+    }
+}
+
+/// The record in a row of the store.
+pub(crate) fn exec_of(row: &ExecRow) -> Result<ExecRecord, Error> {
+    serde_json::from_str(&row.record).map_err(|e| Error::internal(format!("the record of exec {} is damaged: {e}", row.id)))
+}
+
+/// The record in a row of the store.
+pub(crate) fn terminal_of(row: &TerminalRow) -> Result<TerminalRecord, Error> {
+    let damaged = |e| Error::internal(format!("the record of terminal {} is damaged: {e}", row.id));
+    serde_json::from_str(&row.record).map_err(damaged)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::{EndReason, ExecId, Generation, ExecState, Runtime, SessionId};
+
+    fn line(fact: Fact) -> FactLine {
+        FactLine { at: Timestamp(50), generation: Generation::FIRST, fact }
+    }
+
+    fn exec(state: ExecState) -> ExecRecord {
+        ExecRecord {
+            id: ExecId(uuid::Uuid::from_u128(7)),
+            key: None,
+            generation: Generation::FIRST,
+            state,
+            exit_code: None,
+            signal: None,
+            reason: None,
+            argv: vec!["true".into()],
+            cwd: None,
+            user: None,
+            started_at: Timestamp(40),
+            ended_at: None,
+            pid: Some(2),
+            stdout_bytes: Offset::ZERO,
+            stderr_bytes: Offset::ZERO,
+        }
+    }
+
+    fn found() -> Vec<Found> {
+        let started = Fact::ExecStarted { exec: exec(ExecState::Running), actor: Some("token:a".into()) };
+        let ended = Fact::ExecEnded { exec: exec(ExecState::Exited) };
+        let gone = Fact::SandboxEnded { reason: EndReason::Killed, detail: String::new() };
+        [(0, started), (100, ended), (200, gone)].map(|(at, fact)| Found { at: Offset(at), line: line(fact) }).into()
+    }
+
+    #[test]
+    fn a_fact_is_applied_once_however_often_it_is_read() {
+        let mut row = SessionRow::new(SessionId::new(), Runtime::Gvisor, "debian", Timestamp(1));
+        let all = apply(&row, &found(), Offset(300));
+        assert_eq!(all.session.facts_offset, Offset(300));
+        assert_eq!(all.session.last_activity_at, Timestamp(50));
+        assert_eq!(all.events.iter().map(|e| e.kind.0.as_ref()).collect::<Vec<_>>(), ["exec.started", "exec.ended"]);
+        assert_eq!(all.events[0].actor, Actor("token:a".into()));
+        assert_eq!(all.execs.len(), 1, "one row for one exec");
+        assert_eq!(all.execs[0].state, ExecState::Exited);
+
+        row.facts_offset = Offset(100);
+        let rest = apply(&row, &found(), Offset(300));
+        assert_eq!(rest.events.len(), 1);
+        row.facts_offset = Offset(300);
+        assert!(apply(&row, &found(), Offset(300)).events.is_empty());
+    }
+
+    #[test]
+    fn a_line_that_is_no_fact_is_left_out() {
+        let line = LineItem::Line { at: Offset(3), bytes: b"{\"fact\":1}".to_vec() };
+        assert!(parse(vec![line, LineItem::Gap { from: Offset(5), to: Offset(6) }]).is_empty());
+        let newer = br#"{"at":"2026-01-01T00:00:00.000Z","generation":1,"fact":"from_the_future"}"#;
+        assert_eq!(parse(vec![LineItem::Line { at: Offset(0), bytes: newer.to_vec() }]).len(), 1);
+    }
+}

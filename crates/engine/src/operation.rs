@@ -1,0 +1,184 @@
+//! Lifecycle operations: what each does, and how it fails.
+//!
+//! An operation runs as a task of its own, beside the session's driver. It has its effects, then hands its result to the
+//! driver, which commits it. It can be broken off at any await by a delete; what it began that must be seen through is a
+//! task of its own again.
+
+use crate::{
+    Error, create, delete,
+    driver::{FinishFn, Message, tell},
+    facts, hibernate,
+    inner::Inner,
+    session::{Live, Session},
+    stop, wake,
+};
+use model::{Actor, EndReason, EventType, ExecState, OperationKind, TerminalState, Timestamp};
+use std::sync::Arc;
+use store::{NewEvent, OperationRow, SessionChange, SessionRow};
+use tokio::sync::oneshot;
+use wire::control::Request;
+
+/// What an operation works with.
+pub(crate) struct Context {
+    pub inner: Arc<Inner>,
+    pub session: Arc<Session>,
+    pub operation: OperationRow,
+    pub actor: Actor,
+}
+
+/// Why an operation failed, and what that means for the session.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub error: Error,
+    /// Programs had run on from the saved memory: it can't be used again.
+    pub memory_spent: bool,
+    /// Stands as the session's reason where its state changes.
+    pub reason: Option<String>,
+}
+
+impl Failure {
+    /// A failure that leaves the session as it was.
+    pub(crate) fn plain(error: Error) -> Failure {
+        Failure { error, memory_spent: false, reason: None }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::plain(error)
+    }
+}
+
+/// The work of an operation.
+pub(crate) enum Job {
+    Create(Box<create::Plan>),
+    Hibernate,
+    Wake,
+    Stop,
+    Start,
+    Pause,
+    Unpause,
+    Delete,
+    /// After a server's death: the sandbox that was being made is there.
+    FinishBoot(Arc<Live>),
+    /// After a server's death: the memory is on storage.
+    FinishHibernate(Arc<Live>),
+    /// After a server's death: it didn't come to life.
+    Undo(Failure),
+}
+
+impl Job {
+    /// What a command's operation does. Creates come with a plan, and snapshots and rollbacks have no command.
+    pub(crate) fn of(kind: OperationKind) -> Job {
+        match kind {
+            OperationKind::Hibernate => Job::Hibernate,
+            OperationKind::Wake => Job::Wake,
+            OperationKind::Stop => Job::Stop,
+            OperationKind::Start => Job::Start,
+            OperationKind::Pause => Job::Pause,
+            OperationKind::Unpause => Job::Unpause,
+            OperationKind::Delete => Job::Delete,
+            OperationKind::Create | OperationKind::Snapshot | OperationKind::Rollback => {
+                Job::Undo(Failure::plain(Error::NotBuilt { field: kind.to_string() }))
+            }
+        }
+    }
+}
+
+/// Does the job.
+pub(crate) async fn run(context: Context, job: Job) -> Result<(), Failure> {
+    match job {
+        Job::Create(plan) => create::run(&context, *plan).await,
+        Job::Hibernate => hibernate::run(&context).await,
+        Job::Wake => wake::run(&context).await,
+        Job::Stop => stop::run(&context).await,
+        Job::Start => wake::start(&context).await,
+        Job::Pause => freeze(&context, &Request::Pause, "asked").await,
+        Job::Unpause => freeze(&context, &Request::Unpause, "").await,
+        Job::Delete => delete::run(&context).await,
+        Job::FinishBoot(live) => wake::finish_boot(&context, live).await,
+        Job::FinishHibernate(live) => hibernate::commit(&context, live).await,
+        Job::Undo(failure) => Err(failure),
+    }
+}
+
+/// Pauses or unpauses in place.
+async fn freeze(context: &Context, request: &Request, reason: &str) -> Result<(), Failure> {
+    let live = context.live()?;
+    live.supervisor.call_soon(request).await.map_err(|error| context.session.call_error(error))?;
+    let reason = (!reason.is_empty()).then(|| reason.to_owned());
+    context.finish(Box::new(move |change| change.session.reason.clone_from(&reason))).await?;
+    Ok(())
+}
+
+impl Context {
+    /// The session's sandbox, which has to be there.
+    pub(crate) fn live(&self) -> Result<Arc<Live>, Error> {
+        let generation = self.session.view().row.generation;
+        let live = self.session.live().filter(|live| live.generation() == generation);
+        live.ok_or_else(|| Error::Lost { session: self.session.id, detail: "its supervisor isn't there".to_owned() })
+    }
+
+    /// The effect is there: commits state, memory and the operation's end, and whatever `more` adds. Afterwards other
+    /// operations can run.
+    pub(crate) async fn finish(&self, more: FinishFn) -> Result<(), Error> {
+        let (reply, answer) = oneshot::channel();
+        let message = Message::Finish { operation: self.operation.id, change: more, reply };
+        tell(&self.inner, &self.session, message).await?;
+        answer.await.unwrap_or(Err(Error::ShuttingDown))
+    }
+
+    /// An event of this operation.
+    pub(crate) fn event(&self, kind: EventType, data: serde_json::Value) -> NewEvent {
+        NewEvent { at: self.inner.now(), kind, actor: self.actor.clone(), operation_id: Some(self.operation.id), data }
+    }
+}
+
+/// What a caller is told about a session that is deleted.
+pub(crate) fn deleted(row: &SessionRow, now: Timestamp) -> Error {
+    let session = row.id;
+    let at = row.deleted_at.unwrap_or(now);
+    let reason = row.reason.clone().unwrap_or_else(|| EndReason::Asked.to_string());
+    if reason == EndReason::Expired.as_str() {
+        Error::Expired { session, at, reason }
+    } else {
+        Error::Deleted { session, at, reason }
+    }
+}
+
+/// Adds to `change` that every exec that ran is lost and every terminal has ended: their sandbox is gone. All facts have
+/// been read before.
+pub(crate) async fn lose_works(inner: &Inner, session: &Session, reason: &str, change: &mut SessionChange) -> Result<(), Error> {
+    let now = inner.now();
+    for row in inner.store.running_execs(session.id).await? {
+        let mut exec = facts::exec_of(&row)?;
+        exec.state = ExecState::Lost;
+        exec.ended_at = Some(now);
+        exec.reason = Some(reason.to_owned());
+        let journal = |name| journal_tail(session, name);
+        exec.stdout_bytes = journal(wire::layout::JournalName::Stdout(exec.id)).unwrap_or(exec.stdout_bytes);
+        exec.stderr_bytes = journal(wire::layout::JournalName::Stderr(exec.id)).unwrap_or(exec.stderr_bytes);
+        change.events.push(of_system(now, EventType::EXEC_ENDED, facts::exec_end(&exec)));
+        change.execs.push(facts::exec_row(session.id, &exec));
+    }
+    for row in inner.store.running_terminals(session.id).await? {
+        let mut terminal = facts::terminal_of(&row)?;
+        terminal.state = TerminalState::Ended;
+        terminal.ended_at = Some(now);
+        terminal.reason = Some(reason.to_owned());
+        terminal.writer = None;
+        let journal = wire::layout::JournalName::Terminal(terminal.id);
+        terminal.output_bytes = journal_tail(session, journal).unwrap_or(terminal.output_bytes);
+        change.events.push(of_system(now, EventType::TERMINAL_CLOSED, facts::terminal_end(&terminal)));
+        change.terminals.push(facts::terminal_row(session.id, &terminal));
+    }
+    Ok(())
+}
+
+fn journal_tail(session: &Session, name: wire::layout::JournalName) -> Option<model::Offset> {
+    journal::Reader::open(session.layout.journal(&name)).range().ok().map(|range| range.tail)
+}
+
+fn of_system(at: Timestamp, kind: EventType, data: serde_json::Value) -> NewEvent {
+    NewEvent { at, kind, actor: Actor::system(), operation_id: None, data }
+}

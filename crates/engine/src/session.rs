@@ -1,0 +1,139 @@
+//! A session in the server's memory: what readers see of it, its mailbox, and the sandbox that it has now.
+//!
+//! Readers look at the last committed row and never wait for the driver. A session that nobody needs is dropped, and
+//! read from the store again when somebody does.
+
+use crate::{
+    Error, SessionView,
+    driver::Message,
+    supervisor_client::{CallError, Supervisor},
+};
+use model::{EndReason, Generation, SessionId};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use wire::layout::SessionLayout;
+
+/// One session.
+pub(crate) struct Session {
+    pub id: SessionId,
+    pub layout: SessionLayout,
+    shown: RwLock<SessionView>,
+    /// Counts what readers may want to look at again: commits, sandboxes that come and go.
+    changed: watch::Sender<u64>,
+    pub mailbox: Mutex<Option<mpsc::Sender<Message>>>,
+    live: Mutex<Option<Arc<Live>>>,
+    /// How the latest sandbox ended, as its supervisor wrote it down.
+    end: Mutex<Option<SandboxEnd>>,
+    /// Held while a supervisor is being started: what was begun is seen through, even where nobody waits any more.
+    pub launching: Arc<Semaphore>,
+    /// Held while facts are read, so that they are read once.
+    pub reading_facts: Semaphore,
+}
+
+/// How a sandbox ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SandboxEnd {
+    pub generation: Generation,
+    pub reason: EndReason,
+    pub detail: String,
+}
+
+/// A session's supervisor, and whether it is still there.
+pub(crate) struct Live {
+    pub supervisor: Supervisor,
+    generation: Mutex<Generation>,
+    /// Cancelled once the supervisor is gone and everything it wrote down is read.
+    pub gone: CancellationToken,
+}
+
+impl Live {
+    pub(crate) fn new(layout: SessionLayout, generation: Generation) -> Arc<Live> {
+        Arc::new(Live { supervisor: Supervisor::new(layout), generation: Mutex::new(generation), gone: CancellationToken::new() })
+    }
+
+    /// The generation of its sandbox; a thaw raises it.
+    pub(crate) fn generation(&self) -> Generation {
+        *self.generation.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_generation(&self, generation: Generation) {
+        *self.generation.lock().unwrap_or_else(PoisonError::into_inner) = generation;
+    }
+}
+
+impl Session {
+    pub(crate) fn new(view: SessionView, layout: SessionLayout) -> Arc<Session> {
+        Arc::new(Session {
+            id: view.row.id,
+            layout,
+            shown: RwLock::new(view),
+            changed: watch::channel(0).0,
+            mailbox: Mutex::new(None),
+            live: Mutex::new(None),
+            end: Mutex::new(None),
+            launching: Arc::new(Semaphore::new(1)),
+            reading_facts: Semaphore::new(1),
+        })
+    }
+
+    /// The session as it was last committed.
+    pub(crate) fn view(&self) -> SessionView {
+        self.shown.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn show(&self, view: SessionView) {
+        *self.shown.write().unwrap_or_else(PoisonError::into_inner) = view;
+        self.touch();
+    }
+
+    /// Lets everybody look again who waits for a change.
+    pub(crate) fn touch(&self) {
+        self.changed.send_modify(|count| *count += 1);
+    }
+
+    /// Tells when the session has changed. What changed before the call isn't told.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// The supervisor, where there is one: also that of a sandbox that is kept for a while after a hibernate.
+    pub(crate) fn live(&self) -> Option<Arc<Live>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_live(&self, live: Option<Arc<Live>>) {
+        *self.live.lock().unwrap_or_else(PoisonError::into_inner) = live;
+        self.touch();
+    }
+
+    /// Takes a supervisor away that is gone, unless another has come meanwhile.
+    pub(crate) fn drop_live(&self, gone: &Arc<Live>) {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner).take_if(|live| Arc::ptr_eq(live, gone));
+        self.touch();
+    }
+
+    pub(crate) fn sandbox_ended(&self, end: SandboxEnd) {
+        *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
+    }
+
+    /// How the sandbox of this generation ended, where that is known.
+    pub(crate) fn end_of(&self, generation: Generation) -> Option<SandboxEnd> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner).clone().filter(|end| end.generation == generation)
+    }
+
+    /// What a caller is told whose request got no answer.
+    pub(crate) fn call_error(&self, error: CallError) -> Error {
+        let session = self.id;
+        match error {
+            CallError::Unreachable(_) | CallError::Broken(_) => Error::Lost { session, detail: error.to_string() },
+            CallError::TimedOut(_) => Error::Unresponsive { session },
+            CallError::Refused(error) => match error.code {
+                wire::Code::Unresponsive => Error::Unresponsive { session },
+                wire::Code::Unsaveable => Error::Unsaveable { session, items: Vec::new(), detail: error.message },
+                wire::Code::SandboxGone => Error::Lost { session, detail: error.message },
+                _ => Error::Inside(error),
+            },
+        }
+    }
+}

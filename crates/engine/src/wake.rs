@@ -1,0 +1,249 @@
+//! Wake and start: a sandbox for a session that has none.
+//!
+//! A memory image belongs to one state of the disk. It is spent by the commit that wakes the session; and it is spent,
+//! too, where a wake failed after programs may have run on and changed the disk. Old memory is never restored over a
+//! newer disk.
+
+use crate::{
+    Error, ending,
+    inner::blocking,
+    launch,
+    operation::{Context, Failure},
+    session::{Live, Session},
+    supervisor_client::CallError,
+    watch,
+};
+use model::{EventType, Generation};
+use serde_json::json;
+use snapshot::{Hash, image::ImageDescriptor};
+use std::{path::Path, sync::Arc, time::Duration};
+use store::SessionRow;
+use wire::{
+    control::{Request, Start, SuperviseSpec},
+    layout::SessionLayout,
+};
+
+/// Written into an image, synced, right before programs run on from it.
+const STARTED: &str = "started";
+/// Beside an image: the fingerprint of the disk that belongs to it.
+const DISK: &str = "disk-fingerprint";
+/// How long the frozen original may take to run on.
+const THAW_LIMIT: Duration = Duration::from_secs(60);
+
+/// Wakes a hibernated session, with its memory.
+pub(crate) async fn run(context: &Context) -> Result<(), Failure> {
+    let session = &context.session;
+    let row = session.view().row;
+    if let Some(live) = session.live().filter(|live| live.generation() == row.generation) {
+        match thaw(&live, row.generation.next()).await {
+            Ok(()) => return woken(context, &live, &row, true).await,
+            Err(CallError::Refused(error)) => {
+                tracing::info!(session = %session.id, %error, "woken from the image, not by a thaw")
+            }
+            Err(error) => tracing::warn!(session = %session.id, %error, "woken from the image, not by a thaw"),
+        }
+    }
+    restore(context, &row).await
+}
+
+async fn thaw(live: &Live, generation: Generation) -> Result<(), CallError> {
+    live.supervisor.call_within(&Request::Thaw { generation }, THAW_LIMIT).await?;
+    live.set_generation(generation);
+    Ok(())
+}
+
+/// Restores from the image, under a new supervisor.
+async fn restore(context: &Context, row: &SessionRow) -> Result<(), Failure> {
+    let session = &context.session;
+    let image_of = row.image_generation.ok_or_else(|| Error::internal("a hibernated session has no image"))?;
+    let image = session.layout.image(image_of);
+    let (inner, row_, image_) = (context.inner.clone(), row.clone(), image.clone());
+    let base = blocking(move || {
+        ImageDescriptor::read(&image_).and_then(|descriptor| descriptor.check_loadable()).map_err(Error::internal)?;
+        inner.programs.pinned(&row_)
+    })
+    .await
+    .flatten()?;
+    let spec = SuperviseSpec {
+        dir: session.layout.dir().to_owned(),
+        session: Some(session.id),
+        generation: row.generation.next(),
+        start: Start::Restore { image: image.clone() },
+        lower: base.lower,
+        runtime: base.runtime,
+        resources: row.resources,
+        identity: Some(launch::identity(row)),
+        pins: base.pins,
+    };
+    match launch::launch(&context.inner, &session.launching, spec).await {
+        Ok(live) => {
+            watch::attach(&context.inner, session, live.clone());
+            woken(context, &live, row, false).await
+        }
+        Err(error) => Err(judge(&session.layout, image_of, error).await),
+    }
+}
+
+/// The session runs: commits that, and drops the image, whose memory is spent by it.
+async fn woken(context: &Context, live: &Arc<Live>, row: &SessionRow, thawed: bool) -> Result<(), Failure> {
+    let generation = live.generation();
+    let slept = context.inner.now().since(row.updated_at);
+    let data = json!({
+        "generation": generation, "memory": "restored", "gap_seconds": slept.as_secs_f64(), "thawed": thawed,
+    });
+    let event = context.event(EventType::WAKE_DONE, data);
+    let change = move |change: &mut store::SessionChange| {
+        change.session.generation = generation;
+        change.session.image_generation = None;
+        change.session.reason = None;
+        change.events.push(event.clone());
+    };
+    context.finish(Box::new(change)).await?;
+    drop_images(&context.session);
+    Ok(())
+}
+
+/// Removes spent images, in the background.
+pub(crate) fn drop_images(session: &Arc<Session>) {
+    let session = session.clone();
+    tokio::task::spawn_blocking(move || {
+        if let Err(error) = ending::remove_tree(&session.layout.images()) {
+            tracing::warn!(session = %session.id, %error, "a spent memory image stays");
+        }
+    });
+}
+
+/// After a wake that failed: whether the saved memory can still be used.
+pub(crate) async fn judge(layout: &SessionLayout, image_of: Generation, error: Error) -> Failure {
+    let (image, upper) = (layout.image(image_of), layout.upper());
+    let spent = blocking(move || is_spent(&image, &upper)).await.unwrap_or(true);
+    let reason = spent.then(|| format!("the wake failed after programs had run on ({error}); their memory is lost"));
+    Failure { error, memory_spent: spent, reason }
+}
+
+/// True where programs may have run on from the image and the disk isn't the one that belongs to it any more. Where it
+/// is, the image is made ready for another try.
+fn is_spent(image: &Path, upper: &Path) -> bool {
+    let marker = image.join(STARTED);
+    if !marker.exists() {
+        return false;
+    }
+    let before = std::fs::read_to_string(image.join(DISK)).ok().and_then(|text| text.parse::<Hash>().ok());
+    let unchanged = before.is_some_and(|before| snapshot::disk::fingerprint(upper).is_ok_and(|now| now == before));
+    // The marker goes only where the next wake may believe that nothing has run.
+    !(unchanged && std::fs::remove_file(marker).is_ok())
+}
+
+/// Notes, for [`judge`], what the disk of a session that has just been hibernated looks like; in the background, since a
+/// large disk takes a while.
+pub(crate) fn note_disk(session: &Arc<Session>, image_of: Generation) {
+    let session = session.clone();
+    tokio::task::spawn_blocking(move || {
+        let before = session.view();
+        let Ok(print) = snapshot::disk::fingerprint(&session.layout.upper()) else { return };
+        let after = session.view();
+        // Anything that began meanwhile may have changed the disk under our eyes: then nothing is known about it.
+        let untouched = before.row.revision == after.row.revision && before.operation.is_none() && after.operation.is_none();
+        if untouched && before.row.image_generation == Some(image_of) {
+            let path = session.layout.image(image_of).join(DISK);
+            if let Err(error) = launch::write_private(&path, print.to_string().as_bytes()) {
+                tracing::warn!(session = %session.id, %error, "a sleeping disk is not noted");
+            }
+        }
+    });
+}
+
+/// Boots a stopped session afresh on its disk.
+pub(crate) async fn start(context: &Context) -> Result<(), Failure> {
+    let session = &context.session;
+    let row = session.view().row;
+    let inner = context.inner.clone();
+    let template = row.template_hash.clone().unwrap_or_else(|| row.template.clone());
+    let base = blocking(move || inner.programs.present(&template)).await.flatten()?;
+    let spec = SuperviseSpec {
+        dir: session.layout.dir().to_owned(),
+        session: Some(session.id),
+        generation: row.generation.next(),
+        start: Start::Boot,
+        lower: base.lower,
+        runtime: base.runtime,
+        resources: row.resources,
+        identity: Some(launch::identity(&row)),
+        pins: base.pins.clone(),
+    };
+    let live = launch::launch(&context.inner, &session.launching, spec).await?;
+    watch::attach(&context.inner, session, live.clone());
+    started(context, live.generation(), Some(base.pins)).await
+}
+
+async fn started(context: &Context, generation: Generation, pins: Option<wire::control::Pins>) -> Result<(), Failure> {
+    let change = move |change: &mut store::SessionChange| {
+        let row = &mut change.session;
+        row.generation = generation;
+        row.image_generation = None;
+        if let Some(pins) = &pins {
+            row.template_hash = Some(pins.template.clone());
+            row.guest_hash = Some(pins.guest.clone());
+            row.runsc_hash = Some(pins.runsc.clone());
+        }
+    };
+    context.finish(Box::new(change)).await?;
+    Ok(())
+}
+
+/// The sandbox that a server was making when it died is there.
+pub(crate) async fn finish_boot(context: &Context, live: Arc<Live>) -> Result<(), Failure> {
+    let session = &context.session;
+    let row = session.view().row;
+    let ready = live.supervisor.call_within(&Request::AwaitReady, THAW_LIMIT).await;
+    let kind = context.operation.kind;
+    if let Err(error) = ready {
+        let error = session.call_error(error);
+        ending::end_sandbox(&session.layout, context.inner.programs.runsc_state(), model::EndReason::StartFailed, Duration::ZERO)
+            .await?;
+        return Err(match row.image_generation {
+            Some(image_of) => judge(&session.layout, image_of, error).await,
+            None => error.into(),
+        });
+    }
+    match kind {
+        model::OperationKind::Wake => woken(context, &live, &row, false).await,
+        _ => {
+            let pins = pins_of(session).await;
+            started(context, live.generation(), pins).await
+        }
+    }
+}
+
+/// What the present supervisor was started with.
+async fn pins_of(session: &Arc<Session>) -> Option<wire::control::Pins> {
+    let path = session.layout.spec();
+    let spec = blocking(move || std::fs::read(path)).await.ok()?.ok()?;
+    serde_json::from_slice::<SuperviseSpec>(&spec).ok().map(|spec| spec.pins)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_used_again_only_where_the_disk_is_known_to_be_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = SessionLayout::new(dir.path());
+        let (image, upper) = (layout.image(Generation::FIRST), layout.upper());
+        std::fs::create_dir_all(&image).unwrap();
+        std::fs::create_dir_all(&upper).unwrap();
+        let print = || std::fs::write(image.join(DISK), snapshot::disk::fingerprint(&upper).unwrap().to_string()).unwrap();
+        let run_on = || std::fs::write(image.join(STARTED), "").unwrap();
+
+        assert!(!is_spent(&image, &upper), "nothing has run");
+        run_on();
+        assert!(is_spent(&image, &upper), "nothing is known about the disk");
+        print();
+        assert!(!is_spent(&image, &upper), "it ran on and changed nothing");
+        assert!(!image.join(STARTED).exists(), "the next wake starts clean");
+        run_on();
+        std::fs::write(upper.join("new"), "x").unwrap();
+        assert!(is_spent(&image, &upper), "it changed the disk");
+    }
+}
