@@ -264,14 +264,8 @@ impl Handler for Terminal {
         });
         let bytes = link.as_ref().map_or(0, |link| link.uri.len() + link.id.as_ref().map_or(0, String::len));
         let fits = bytes == 0 || self.link_fits(bytes);
-        // The library would number links without an id too, but in one count for all terminals of the process.
-        let link = link.filter(|_| fits).map(|link| match link.id {
-            Some(_) => link,
-            None => {
-                self.links += 1;
-                Hyperlink { id: Some(format!("dormouse-{}", self.links)), uri: link.uri }
-            }
-        });
+        // The library would number links without an id, in one count for all terminals of the process.
+        let link = link.filter(|_| fits).map(|link| Hyperlink { id: Some(link.id.unwrap_or_default()), uri: link.uri });
         self.term.set_hyperlink(link);
     }
 

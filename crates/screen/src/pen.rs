@@ -78,7 +78,7 @@ impl Pen {
         if link != self.link {
             match &link {
                 Some(link) => {
-                    out.extend_from_slice(b"\x1b]8;id=");
+                    out.extend_from_slice(if link.id().is_empty() { b"\x1b]8;" } else { b"\x1b]8;id=" });
                     out.extend_from_slice(link.id().as_bytes());
                     out.push(b';');
                     out.extend_from_slice(link.uri().as_bytes());

@@ -75,8 +75,16 @@ impl Picture<'_> {
         painter.keyboard(main_keyboard.base, &main_keyboard.pushed);
         if let Some(alternate) = self.alternate {
             // What leaving the alternate screen brings back.
+            let both = self.main.saved_cursor == self.main.cursor;
+            if !both {
+                painter.cursor(self.main, &self.main.saved_cursor, 0, false);
+                painter.text("\x1b7");
+                painter.wrap_again(self.main, &self.main.saved_cursor);
+                painter.text(ASCII);
+            }
             painter.cursor(self.main, &self.main.cursor, 0, false);
-            painter.text("\x1b[?1049h");
+            // The usual mode saves the main screen's cursor; a program can switch in a way that doesn't.
+            painter.text(if both { "\x1b[?1049h" } else { "\x1b[?47h" });
             painter.text(ASCII);
             // Some terminals fill the alternate screen with the pen's background.
             painter.pen.reset(&mut painter.out);
@@ -340,7 +348,8 @@ pub(crate) fn is_wide(row: &Row<Cell>, col: usize) -> bool {
 /// Where the blanks at the end of the row begin that show nothing at all.
 fn filled(row: &Row<Cell>) -> usize {
     let shows = |(col, cell): (usize, &Cell)| {
-        cell.c != ' ' && !is_half(row, col) || !matches!(cell.bg, Color::Named(NamedColor::Background)) || !is_plain(cell)
+        let blank = cell.c == ' ' && cell.extra.is_none() || is_half(row, col) && cell.hyperlink().is_none();
+        !blank || !matches!(cell.bg, Color::Named(NamedColor::Background)) || !is_plain(cell)
     };
     row[..].iter().enumerate().rev().find(|cell| shows(*cell)).map_or(0, |(col, _)| col + 1)
 }
@@ -348,11 +357,14 @@ fn filled(row: &Row<Cell>) -> usize {
 /// Where the cells at the end of the row begin that are as erasing with one background leaves them.
 fn erased_from(row: &Row<Cell>) -> usize {
     let bg = row[Column(row.len() - 1)].bg;
-    row[..].iter().rposition(|cell| cell.c != ' ' || cell.bg != bg || !is_plain(cell)).map_or(0, |at| at + 1)
+    row[..]
+        .iter()
+        .rposition(|cell| cell.c != ' ' || cell.extra.is_some() || cell.bg != bg || !is_plain(cell))
+        .map_or(0, |at| at + 1)
 }
 
 /// Whether a blank here shows nothing but a background. Notes on a cell's place in the grid don't show.
 #[inline]
 fn is_plain(cell: &Cell) -> bool {
-    matches!(cell.fg, Color::Named(NamedColor::Foreground)) && !cell.flags.intersects(LOOK) && cell.extra.is_none()
+    matches!(cell.fg, Color::Named(NamedColor::Foreground)) && !cell.flags.intersects(LOOK)
 }

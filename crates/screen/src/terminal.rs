@@ -85,8 +85,6 @@ pub(crate) struct Terminal {
     pub(crate) listener: Listener,
     pub(crate) state: State,
     pub(crate) parked: Option<Grid<Cell>>,
-    /// Hyperlinks that came without an id.
-    pub(crate) links: u64,
     /// Bytes of hyperlinks set since they were last counted in the grids.
     pub(crate) link_bytes: usize,
     /// No more hyperlinks until the next count.
@@ -102,7 +100,6 @@ impl Terminal {
             listener,
             state: State::new(size.cols, size.rows),
             parked: None,
-            links: 0,
             link_bytes: 0,
             links_full: false,
         }

@@ -92,3 +92,25 @@ fn a_redraw_asks_nothing() {
         assert_eq!((second.take_replies(), second.bell_count()), (Vec::new(), 0), "{name}");
     }
 }
+
+/// A viewer who joins in the middle of a program's output, even within a sequence or character, and reads on from
+/// there, sees in the end what one sees who was there from the beginning.
+#[test]
+fn a_viewer_may_join_anywhere() {
+    for name in RECORDINGS {
+        let bytes = recording(name);
+        let whole = screen(&bytes);
+        let mut first = screen(b"");
+        let mut fed = 0;
+        for at in (0..bytes.len()).step_by(bytes.len() / 150 + 1) {
+            first.feed(&bytes[fed..at]);
+            fed = at;
+            let mut viewer = screen(&first.redraw());
+            viewer.feed(&bytes[at..]);
+            assert_eq!(viewer.json(), whole.json(), "{name}, joined at {at}");
+            let ansi = |screen: &screen::Screen| screen.ansi().escape_ascii().to_string();
+            assert_eq!(ansi(&viewer), ansi(&whole), "{name}, joined at {at}");
+            assert_eq!(viewer.scrollback_text(), whole.scrollback_text(), "{name}, joined at {at}");
+        }
+    }
+}
