@@ -43,7 +43,9 @@ impl Address {
         let rest = text.strip_prefix("http://").ok_or_else(bad)?;
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let authority: http::uri::Authority = authority.parse().map_err(|_| bad())?;
-        if authority.host().is_empty() || authority.as_str().contains('@') {
+        // A port that is no port is left out by the parser, and would silently become 80.
+        let bad_port = authority.port_u16().is_none() && authority.as_str().len() > authority.host().len();
+        if authority.host().is_empty() || authority.as_str().contains('@') || bad_port {
             return Err(bad());
         }
         let prefix = path.trim_end_matches('/');
@@ -132,7 +134,7 @@ mod tests {
         ] {
             assert_eq!(Address::parse(text).unwrap(), address, "{text}");
         }
-        for bad in ["", "127.0.0.1:7420", "https://x", "unix:", "http://", "http://u:p@h", "http://h:99999"] {
+        for bad in ["", "127.0.0.1:7420", "https://x", "unix:", "http://", "http://u:p@h", "http://u@h:1", "http://h:99999", "http://h:"] {
             assert_eq!(Address::parse(bad).unwrap_err().status, 2, "{bad}");
         }
     }
