@@ -19,7 +19,10 @@ const OUT: i32 = 1;
 pub enum Incoming {
     Message(Box<ToGuest>),
     /// A request that this build can't read.
-    UnknownRequest { id: u64, why: String },
+    UnknownRequest {
+        id: u64,
+        why: String,
+    },
     Frame(Frame),
 }
 

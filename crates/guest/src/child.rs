@@ -77,9 +77,8 @@ struct Shared<'a> {
 /// # Errors
 /// [`StartError`] with the step that failed. The child of a failed start still has to be reaped.
 pub fn start(plan: &Plan) -> Result<u32, StartError> {
-    let pointers = |strings: &[CString]| -> Vec<*const libc::c_char> {
-        strings.iter().map(|s| s.as_ptr()).chain([ptr::null()]).collect()
-    };
+    let pointers =
+        |strings: &[CString]| -> Vec<*const libc::c_char> { strings.iter().map(|s| s.as_ptr()).chain([ptr::null()]).collect() };
     let (argv, envp) = (pointers(&plan.argv), pointers(&plan.envp));
     let mut script = vec![c"sh".as_ptr(), ptr::null()];
     script.extend_from_slice(&argv[1..]);
@@ -99,7 +98,12 @@ pub fn start(plan: &Plan) -> Result<u32, StartError> {
         // runs in the child.
         unsafe {
             let top = stack.as_mut_ptr().add(stack.len());
-            libc::clone(in_child, top.cast(), libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD, (&raw const shared).cast_mut().cast())
+            libc::clone(
+                in_child,
+                top.cast(),
+                libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
+                (&raw const shared).cast_mut().cast(),
+            )
         }
     };
     if pid < 0 {

@@ -8,7 +8,7 @@ use crate::{
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     rc::Rc,
     time::Duration,
 };
@@ -50,17 +50,22 @@ fn kib_of(text: &str, field: &str) -> u64 {
 
 /// Every process, with the work it belongs to.
 ///
-/// `reads_terminal` is an approximation, since the sandbox's kernel doesn't tell what a process waits for: the
-/// leader of a terminal's foreground group that sleeps and has no child in that group.
+/// `reads_terminal` is an approximation, since the sandbox's kernel tells neither what a process waits for nor a
+/// terminal's foreground group: a process that sleeps, has the terminal as its standard input, and has no child that
+/// has it, too.
 pub fn processes(works: &Works) -> Vec<ProcessRecord> {
     let owners = works.attributed();
-    let foregrounds: HashMap<i32, Work> = works.foregrounds().into_iter().collect();
+    let terminals: HashMap<PathBuf, Work> = works.terminals().into_iter().collect();
     let stats: BTreeMap<u32, ProcStat> = all_pids().into_iter().filter_map(|pid| Some((pid, ProcStat::read(pid)?))).collect();
-    let busy: BTreeSet<u32> = stats.values().filter(|s| foregrounds.contains_key(&s.group)).map(|s| s.ppid).collect();
+    let input = |pid: &u32| terminals.get(&fs::read_link(format!("/proc/{pid}/fd/0")).ok()?);
+    let inputs: HashMap<u32, &Work> = match terminals.is_empty() {
+        true => HashMap::new(),
+        false => stats.keys().filter_map(|pid| Some((*pid, input(pid)?))).collect(),
+    };
+    let busy: BTreeSet<u32> = stats.iter().filter(|(pid, _)| inputs.contains_key(pid)).map(|(_, s)| s.ppid).collect();
     let record = |(pid, stat): (&u32, &ProcStat)| {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let waits = stat.group == *pid as i32 && stat.state == 'S' && !busy.contains(pid);
-        let terminal = foregrounds.get(&stat.group).filter(|_| waits);
+        let terminal = inputs.get(pid).filter(|_| stat.state == 'S' && !busy.contains(pid));
         ProcessRecord {
             pid: *pid,
             ppid: stat.ppid,
@@ -103,7 +108,7 @@ pub fn unsaveable() -> Vec<Unsaveable> {
     for pid in all_pids().into_iter().filter(|pid| *pid != own) {
         let links = [("exe", "replaced_program"), ("cwd", "deleted_directory")];
         for (link, kind) in links {
-            found.extend(deleted_target(&format!("/proc/{pid}/{link}"), &mounts).map(|path| (pid, path, kind)));
+            found.extend(deleted_target(format!("/proc/{pid}/{link}"), &mounts).map(|path| (pid, path, kind)));
         }
         let Ok(fds) = fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
         for fd in fds.flatten() {
@@ -141,7 +146,8 @@ fn mount_points(mountinfo: &str) -> Vec<(String, bool)> {
 }
 
 fn is_on_disk(path: &str, mounts: &[(String, bool)]) -> bool {
-    let below = |point: &str| point == "/" || path.strip_prefix(point).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    let below =
+        |point: &str| point == "/" || path.strip_prefix(point).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     mounts.iter().find(|(point, _)| below(point)).is_some_and(|(_, on_disk)| *on_disk)
 }
 
@@ -173,7 +179,8 @@ mod tests {
     #[test]
     fn only_the_disk_matters() {
         let mounts = mount_points(MOUNTS);
-        let cases = [("/root/x", true), ("/tmp/x", false), ("/tmpx", true), ("/tmp/vol/x", true), ("/dev/shm/x", false), ("/", true)];
+        let cases =
+            [("/root/x", true), ("/tmp/x", false), ("/tmpx", true), ("/tmp/vol/x", true), ("/dev/shm/x", false), ("/", true)];
         for (path, expected) in cases {
             assert_eq!(is_on_disk(path, &mounts), expected, "{path}");
         }

@@ -3,21 +3,15 @@
 use crate::{
     channel::Incoming,
     clock::AwakeClock,
-    files::Transfers,
     figures,
+    files::Transfers,
     hub::Hub,
     identity,
     program::words,
     services::Services,
     works::{Start, Works},
 };
-use std::{
-    cell::RefCell,
-    fs::File,
-    io,
-    rc::Rc,
-    time::Duration,
-};
+use std::{cell::RefCell, fs::File, io, rc::Rc, time::Duration};
 use tokio::sync::Notify;
 use wire::{
     Code, Frame, WireError,

@@ -130,8 +130,11 @@ impl Hub {
             stream.end = None;
         }
         reply.sending = self.sending.iter().map(|(id, s)| s.describe(*id)).collect();
-        reply.receiving =
-            self.receiving.iter().map(|(id, r)| ReceivingStream { stream: *id, role: r.role.clone(), received: r.received }).collect();
+        reply.receiving = self
+            .receiving
+            .iter()
+            .map(|(id, r)| ReceivingStream { stream: *id, role: r.role.clone(), received: r.received })
+            .collect();
         reply.max_stream = self.max_stream;
         self.greeting.clear();
         self.greeting.extend_from_slice(&PREAMBLE);
@@ -556,10 +559,8 @@ mod tests {
         }
         hub.take_in(StreamId(1), &vec![0; 2 * MAX_DATA]);
         hub.take_in(StreamId(2), b"small");
-        let order: Vec<u32> = frames(&mut hub)
-            .iter()
-            .map(|f| if let Frame::Data { stream, .. } = f { stream.0 } else { 0 })
-            .collect();
+        let order: Vec<u32> =
+            frames(&mut hub).iter().map(|f| if let Frame::Data { stream, .. } = f { stream.0 } else { 0 }).collect();
         assert_eq!(order, [1, 2, 1]);
     }
 

@@ -158,7 +158,8 @@ async fn first_piece(stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)>
         match received {
             Ok(message) => {
                 bytes.truncate(message.bytes);
-                let fds = beside.drain().filter_map(|m| if let RecvAncillaryMessage::ScmRights(fds) = m { Some(fds) } else { None });
+                let fds =
+                    beside.drain().filter_map(|m| if let RecvAncillaryMessage::ScmRights(fds) = m { Some(fds) } else { None });
                 return Ok((bytes, fds.flatten().collect()));
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -179,8 +180,11 @@ async fn run(
     };
     let user = program::user_of(&program)?;
     let stdio = [stdin.as_raw_fd(), stdout.as_raw_fd(), stderr.as_raw_fd()];
-    let (work, cgroup) = guest.works.borrow().of_process(caller.unwrap_or(0));
-    let Some(work) = work else { return Err(WireError::new(Code::Invalid, "the caller belongs to nothing that the guest started")) };
+    let marker = program.env.get(program::MARKER).map_or("", String::as_str);
+    let (work, cgroup) = guest.works.borrow().of_caller(caller.unwrap_or(0), marker);
+    let Some(work) = work else {
+        return Err(WireError::new(Code::Invalid, "the caller belongs to nothing that the guest started"));
+    };
     let plan = program::plan(
         &program,
         user.as_ref(),

@@ -4,6 +4,8 @@
 //! sleeping session is restored under a new supervisor. On a host, without a sandbox, it does the same for the
 //! programs of one session. Called as `sudo`, `su` or `systemctl` it asks the running guest (see [`shims`]).
 
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "tests may panic"))]
+
 /// Writes a line to standard error, which is the sandbox's log file on the host.
 macro_rules! log {
     ($($text:tt)*) => {{
@@ -22,6 +24,7 @@ mod guest;
 mod hub;
 mod identity;
 mod inside;
+mod limits;
 mod program;
 mod pump;
 mod services;
@@ -66,6 +69,7 @@ async fn serve(children: OwnedFd) -> std::io::Result<()> {
     if guest.is_init {
         boot::prepare();
         tokio::task::spawn_local(inside::serve(guest.clone()));
+        guest.works.borrow().limits.enforce()?;
     }
     let mut incoming = channel::start_reader()?;
     tokio::task::spawn_local(channel::write_forever(guest.clone()));

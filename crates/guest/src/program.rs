@@ -185,7 +185,8 @@ mod tests {
             pids: None,
         };
         let work = Work::Exec(model::ExecId::new());
-        let setting = Setting { identity: Some(&identity), is_init: true, work: &work, stdio: [0, 1, 2], terminal: true, cgroup: None };
+        let setting =
+            Setting { identity: Some(&identity), is_init: true, work: &work, stdio: [0, 1, 2], terminal: true, cgroup: None };
         let program = Program { argv: vec!["x".into()], env: [("A".into(), "program".into())].into(), ..Program::default() };
         let env = environment(&program, None, &setting);
         let got: Vec<&str> = ["LANG", "A", "HOME", "TERM"].iter().map(|k| env[*k].as_str()).collect();

@@ -67,12 +67,7 @@ impl State {
 }
 
 /// How long to wait before the next start, and the wait after that; `None`: it stays ended.
-fn next_wait(
-    policy: ServiceRestart,
-    status: Option<Status>,
-    up: Duration,
-    wait: Duration,
-) -> Option<(Duration, Duration)> {
+fn next_wait(policy: ServiceRestart, status: Option<Status>, up: Duration, wait: Duration) -> Option<(Duration, Duration)> {
     let succeeded = status.is_some_and(|s| s.exit_code == Some(0));
     let again = match policy {
         ServiceRestart::Always => true,
@@ -168,14 +163,15 @@ impl Guest {
                 self.changed.notified().await;
             }
         }
-        let mut services = self.services.borrow_mut();
-        let service = services.get(name)?;
-        service.wanted = wanted;
-        if !wanted {
-            service.state = State::Stopped;
-            return Ok(());
+        {
+            let mut services = self.services.borrow_mut();
+            let service = services.get(name)?;
+            service.wanted = wanted;
+            if !wanted {
+                service.state = State::Stopped;
+                return Ok(());
+            }
         }
-        drop(services);
         self.start_service(name).await
     }
 

@@ -39,6 +39,11 @@ impl Groups {
         Self { base: usable.then_some(base), free: Vec::new(), next: 1, limit: None }
     }
 
+    /// True where works are told apart by cgroups.
+    pub fn are_there(&self) -> bool {
+        self.base.is_some()
+    }
+
     /// Most processes in each work that starts from now on.
     pub fn set_limit(&mut self, limit: Option<u64>) {
         self.limit = limit;
@@ -91,6 +96,12 @@ impl Group {
         members.into_iter().collect()
     }
 
+    /// The open count of processes, and how many there may be.
+    pub fn count_and_limit(&self) -> Option<(File, u64)> {
+        let limit = self.limit?;
+        File::open(self.dir.join("pids.current")).ok().map(|count| (count, limit))
+    }
+
     fn set_limit(&mut self, limit: Option<u64>) {
         let text = limit.map_or("max".to_owned(), |n| n.to_string());
         match fs::write(self.dir.join("pids.max"), text) {
@@ -105,29 +116,29 @@ impl Group {
     }
 }
 
-/// The processes of the work whose first process is `root`, found by descent and by `marker`.
-pub fn by_descent(root: u32, marker: &str) -> Vec<u32> {
+/// The processes of the work whose first process is `root` (while it lives), found by descent and by `marker`.
+pub fn by_descent(root: Option<u32>, marker: &str) -> Vec<u32> {
     let wanted = format!("{MARKER}={marker}");
+    descendants(|pid| Some(pid) == root || has_variable(pid, &wanted))
+}
+
+/// The living descendants of a process.
+pub fn below(ancestor: u32) -> Vec<u32> {
+    descendants(|pid| parent_of(pid) == Some(ancestor))
+}
+
+fn descendants(is_first: impl Fn(u32) -> bool) -> Vec<u32> {
     let own = std::process::id();
-    let mut parents: BTreeMap<u32, u32> = BTreeMap::new();
-    let mut tree = BTreeSet::new();
-    for pid in all_pids() {
-        let Some(parent) = parent_of(pid) else { continue };
-        parents.insert(pid, parent);
-        if pid == root || (pid != own && has_variable(pid, &wanted)) {
-            tree.insert(pid);
-        }
-    }
+    let parents: BTreeMap<u32, u32> = all_pids().into_iter().filter_map(|pid| Some((pid, parent_of(pid)?))).collect();
+    let mut tree: BTreeSet<u32> = parents.keys().copied().filter(|pid| *pid != own && is_first(*pid)).collect();
     loop {
-        let more: Vec<u32> =
-            parents.iter().filter(|(pid, parent)| tree.contains(parent) && !tree.contains(pid)).map(|(pid, _)| *pid).collect();
+        let more = parents.iter().filter(|(pid, parent)| tree.contains(parent) && !tree.contains(pid) && **pid != own);
+        let more: Vec<u32> = more.map(|(pid, _)| *pid).collect();
         if more.is_empty() {
-            break;
+            return tree.into_iter().collect();
         }
         tree.extend(more);
     }
-    tree.remove(&own);
-    tree.into_iter().filter(|pid| parents.contains_key(pid)).collect()
 }
 
 /// All process ids in `/proc`.
@@ -151,7 +162,6 @@ pub struct ProcStat {
     pub command: String,
     pub state: char,
     pub ppid: u32,
-    pub group: i32,
     pub cpu_ticks: u64,
 }
 
@@ -169,7 +179,6 @@ impl ProcStat {
             command: text.get(open + 1..close)?.to_owned(),
             state: fields.first()?.chars().next()?,
             ppid: fields.get(1)?.parse().ok()?,
-            group: fields.get(2)?.parse().ok()?,
             cpu_ticks: fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?,
         })
     }
@@ -182,7 +191,7 @@ mod tests {
     #[test]
     fn a_command_with_parentheses_does_not_confuse_the_reader() {
         let stat = ProcStat::parse("10 (a) b (c)) S 9 7 1 0 0 0 0 0 0 0 3 4 0 0 20 0 1 0 27 11198464\n").unwrap();
-        let expected = ProcStat { command: "a) b (c)".into(), state: 'S', ppid: 9, group: 7, cpu_ticks: 7 };
+        let expected = ProcStat { command: "a) b (c)".into(), state: 'S', ppid: 9, cpu_ticks: 7 };
         assert_eq!(stat, expected);
         assert_eq!(ProcStat::parse("10 (sh"), None);
     }

@@ -109,12 +109,14 @@ fn supplementary(name: &str, gid: u32, group: &str) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\nbroken line\nann:x:1000:1000:Ann,,,:/home/ann:\nbob:x:1001:100::/home/bob:/bin/zsh";
+    const PASSWD: &str =
+        "root:x:0:0:root:/root:/bin/bash\nbroken line\nann:x:1000:1000:Ann,,,:/home/ann:\nbob:x:1001:100::/home/bob:/bin/zsh";
     const GROUP: &str = "root:x:0:\nusers:x:100:\nwheel:x:10:bob,ann\naudio:x:29:ann\nodd";
 
     #[test]
     fn users_are_found_by_name_and_number() {
-        let cases: [(&str, Option<(u32, u32, &[u32], &str)>); 8] = [
+        type Found = (u32, u32, &'static [u32], &'static str);
+        let cases: [(&str, Option<Found>); 8] = [
             ("root", Some((0, 0, &[0], "/root"))),
             ("ann", Some((1000, 1000, &[1000, 10, 29], "/home/ann"))),
             ("1001", Some((1001, 100, &[100, 10], "/home/bob"))),

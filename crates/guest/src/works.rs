@@ -8,14 +8,16 @@
 use crate::{
     child,
     guest::Guest,
+    limits::Limits,
     program::{self, Setting},
     pump::{self, Drain, Output},
     sys::{self, Status},
     tree::{self, Group, Groups},
 };
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
+    path::PathBuf,
     rc::Rc,
     time::Duration,
 };
@@ -42,13 +44,20 @@ pub struct Run {
     terminal: Option<Rc<AsyncFd<OwnedFd>>>,
 }
 
+/// The group of an ended work in which children go on.
+struct LeftBehind {
+    run: u64,
+    work: Work,
+    group: Group,
+}
+
 /// All runs.
 pub struct Works {
     pub groups: Groups,
     runs: BTreeMap<u64, Run>,
     by_pid: HashMap<u32, u64>,
-    /// Groups of ended works in which children go on.
-    left_behind: Vec<(Work, Group)>,
+    left_behind: Vec<LeftBehind>,
+    pub limits: Limits,
     next_run: u64,
     /// Starts under way; a child of one of them may be reaped before it is known here.
     starting: usize,
@@ -64,6 +73,7 @@ impl Works {
             runs: BTreeMap::new(),
             by_pid: HashMap::new(),
             left_behind: Vec::new(),
+            limits: Limits::default(),
             next_run: 1,
             starting: 0,
             unclaimed: HashMap::new(),
@@ -80,14 +90,14 @@ impl Works {
         self.runs.is_empty() && self.left_behind.is_empty() && self.starting == 0
     }
 
-    /// The work that a process belongs to, and the entrance to its group.
-    pub fn of_process(&self, pid: u32) -> (Option<Work>, Option<RawFd>) {
-        let left = self.left_behind.iter().find(|(_, group)| group.members().contains(&pid));
-        if let Some((work, group)) = left {
-            return (Some(work.clone()), Some(group.entrance()));
-        }
-        let run = self.runs.values().find(|run| run.members().contains(&pid));
-        (run.map(|r| r.work.clone()), run.and_then(|r| Some(r.group.as_ref()?.entrance())))
+    /// The work that a process inside belongs to, and the entrance to its group. Where the kernel doesn't tell the
+    /// caller's number its marker is believed: everything inside is one trust domain.
+    pub fn of_caller(&self, pid: u32, marker: &str) -> (Option<Work>, Option<RawFd>) {
+        let runs = self.runs.values().filter_map(|run| Some((&run.work, run.group.as_ref()?)));
+        let all: Vec<(&Work, &Group)> = runs.chain(self.left_behind.iter().map(|l| (&l.work, &l.group))).collect();
+        let by_pid = all.iter().find(|(_, group)| pid != 0 && group.members().contains(&pid));
+        let found = by_pid.or_else(|| all.iter().find(|(work, _)| program::work_name(work) == marker));
+        (found.map(|(work, _)| (*work).clone()), found.map(|(_, group)| group.entrance()))
     }
 
     /// Tells the end of a child that is no run.
@@ -105,17 +115,21 @@ impl Works {
         self.runs.iter().rev().find(|(_, run)| run.work == *work).map(|(id, run)| (*id, run))
     }
 
-    /// The terminals with their foreground process groups.
-    pub fn foregrounds(&self) -> Vec<(i32, Work)> {
+    /// The terminals, with the names of their slave sides.
+    pub fn terminals(&self) -> Vec<(PathBuf, Work)> {
         let terminals = self.runs.values().filter_map(|r| Some((r.terminal.as_ref()?, &r.work)));
-        terminals.filter_map(|(t, w)| Some((sys::foreground_group(t.get_ref().as_fd())?, w.clone()))).collect()
+        let named = |(terminal, work): (&Rc<AsyncFd<OwnedFd>>, &Work)| {
+            let name = rustix::pty::ptsname(terminal.get_ref(), Vec::new()).ok()?;
+            Some((PathBuf::from(name.into_string().ok()?), work.clone()))
+        };
+        terminals.filter_map(named).collect()
     }
 
     /// Every process that belongs to a work.
     pub fn attributed(&self) -> HashMap<u32, Work> {
         let mut all = HashMap::new();
-        for (work, group) in &self.left_behind {
-            all.extend(group.members().into_iter().map(|pid| (pid, work.clone())));
+        for left in &self.left_behind {
+            all.extend(left.group.members().into_iter().map(|pid| (pid, left.work.clone())));
         }
         for run in self.runs.values() {
             all.extend(run.members().into_iter().map(|pid| (pid, run.work.clone())));
@@ -126,26 +140,36 @@ impl Works {
     /// Everything that a work has started and that still runs, its ended runs' children included.
     pub fn members(&self, work: &Work) -> Vec<u32> {
         let runs = self.runs.values().filter(|r| r.work == *work).flat_map(Run::members);
-        let left = self.left_behind.iter().filter(|(w, _)| w == work).flat_map(|(_, g)| g.members());
+        let left = self.left_behind.iter().filter(|l| l.work == *work).flat_map(|l| l.group.members());
         let mut pids: Vec<u32> = runs.chain(left).collect();
-        if pids.is_empty() && !rustix::process::getpid().is_init() {
-            pids = tree::by_descent(0, &program::work_name(work));
+        if pids.is_empty() && !self.groups.are_there() {
+            pids = tree::by_descent(None, &program::work_name(work));
         }
         pids
     }
 
     fn close_door(&mut self, work: &Work) {
         let runs = self.runs.values_mut().filter(|r| r.work == *work).filter_map(|r| r.group.as_mut());
-        let left = self.left_behind.iter_mut().filter(|(w, _)| w == work).map(|(_, g)| g);
+        let left = self.left_behind.iter_mut().filter(|l| l.work == *work).map(|l| &mut l.group);
         runs.chain(left).for_each(Group::close_door);
     }
 
+    /// Everything that runs because of the guest, orphans of ended works included.
+    fn everything(&self) -> Vec<u32> {
+        let mut pids: BTreeSet<u32> = self.attributed().into_keys().collect();
+        if !self.groups.are_there() {
+            pids.extend(tree::below(std::process::id()));
+        }
+        pids.into_iter().collect()
+    }
+
     fn sweep(&mut self) {
-        for (work, group) in std::mem::take(&mut self.left_behind) {
-            if group.members().is_empty() {
-                self.groups.give_back(group);
+        for left in std::mem::take(&mut self.left_behind) {
+            if left.group.members().is_empty() {
+                self.limits.forget(left.run);
+                self.groups.give_back(left.group);
             } else {
-                self.left_behind.push((work, group));
+                self.left_behind.push(left);
             }
         }
     }
@@ -155,7 +179,7 @@ impl Run {
     fn members(&self) -> Vec<u32> {
         match &self.group {
             Some(group) => group.members(),
-            None => tree::by_descent(self.pid, &program::work_name(&self.work)),
+            None => tree::by_descent(Some(self.pid), &program::work_name(&self.work)),
         }
     }
 }
@@ -270,7 +294,7 @@ impl Guest {
             Ok(pid) => pid,
             Err(error) => {
                 // The failed child may not have left the group yet; the sweep gives it back.
-                works.left_behind.extend(group.map(|g| (start.work.clone(), g)));
+                works.left_behind.extend(group.map(|group| LeftBehind { run: 0, work: start.work.clone(), group }));
                 drop(works);
                 self.reap_all();
                 return Err(error);
@@ -280,6 +304,9 @@ impl Guest {
         works.next_run += 1;
         let drain = Rc::new(Drain::default());
         works.by_pid.insert(pid, run);
+        if let Some((count, limit)) = group.as_ref().and_then(Group::count_and_limit) {
+            works.limits.watch(run, pid, count, limit);
+        }
         works.runs.insert(
             run,
             Run {
@@ -368,8 +395,9 @@ impl Guest {
     fn run_ended(self: &Rc<Self>, run: u64) {
         let mut works = self.works.borrow_mut();
         let Some(entry) = works.runs.remove(&run) else { return };
+        let too_many = works.limits.has_ended(run);
         if let Some(group) = entry.group {
-            works.left_behind.push((entry.work.clone(), group));
+            works.left_behind.push(LeftBehind { run, work: entry.work.clone(), group });
             works.sweep();
         }
         drop(works);
@@ -380,7 +408,8 @@ impl Guest {
             let mut ends = entry.ends;
             ends.sort_by_key(|at| at.stream);
             let (exit_code, signal) = (status.exit_code, status.signal);
-            self.hub.borrow_mut().event(GuestEvent::Ended { work: entry.work, exit_code, signal, reason: entry.reason, ends });
+            let reason = entry.reason.or(too_many.then(|| "pids".into()));
+            self.hub.borrow_mut().event(GuestEvent::Ended { work: entry.work, exit_code, signal, reason, ends });
         }
         self.changed.notify_waiters();
     }
@@ -410,12 +439,14 @@ impl Guest {
             return Err(WireError::new(Code::Ended, format!("{} has ended", program::work_name(work))));
         };
         let foreground = terminal.and_then(|t| sys::foreground_group(t.get_ref().as_fd()));
+        // gVisor tells the foreground only to a terminal's own session; there the leader gets the signal.
         let target = foreground.map_or(pid as i32, |group| -group);
         sys::kill(target, signal).map_err(|e| WireError::new(Code::of_io(&e), format!("signal {signal}: {}", program::words(&e))))
     }
 
     /// Kills all of a work's processes, again until none is left.
     pub async fn kill_tree(self: &Rc<Self>, work: &Work) {
+        self.kill_session(work);
         self.works.borrow_mut().close_door(work);
         for attempt in 0..200u64 {
             let members = self.works.borrow().members(work);
@@ -427,6 +458,13 @@ impl Guest {
             }
             tokio::time::sleep(Duration::from_millis((attempt + 1).min(20))).await;
             self.reap_all();
+        }
+    }
+
+    /// Kills the session of a work's own process in one call: a fork bomb can make each of ours take a second.
+    fn kill_session(&self, work: &Work) {
+        for run in self.works.borrow().runs.values().filter(|r| r.work == *work && r.status.is_none()) {
+            let _ = sys::kill(-(run.pid as i32), libc::SIGKILL);
         }
     }
 
@@ -468,14 +506,14 @@ impl Guest {
 
     /// TERM to everything, KILL after the grace; returns when only the guest is left.
     pub async fn shut_down(self: &Rc<Self>, grace: Duration) {
-        let all: Vec<u32> = self.works.borrow().attributed().into_keys().collect();
+        let all = self.works.borrow().everything();
         for pid in all {
             let _ = sys::kill(pid as i32, libc::SIGTERM);
         }
         let _ = tokio::time::timeout(grace, async {
             loop {
                 let changed = self.changed.notified();
-                if self.works.borrow().attributed().is_empty() {
+                if self.works.borrow().everything().is_empty() {
                     return;
                 }
                 changed.await;
@@ -487,11 +525,11 @@ impl Guest {
                 // Everything but the caller itself.
                 let _ = sys::kill(-1, libc::SIGKILL);
             }
-            let left = self.works.borrow().attributed();
+            let left = self.works.borrow().everything();
             if left.is_empty() {
                 break;
             }
-            left.keys().for_each(|pid| drop(sys::kill(*pid as i32, libc::SIGKILL)));
+            left.iter().for_each(|pid| drop(sys::kill(*pid as i32, libc::SIGKILL)));
             tokio::time::sleep(Duration::from_millis((attempt + 1).min(20))).await;
             self.reap_all();
         }

@@ -93,7 +93,9 @@ fn bad_paths_get_clear_answers_and_nothing_hangs() {
     for (request, code) in plain {
         assert_eq!(guest.client.file(request.clone()).unwrap_err().code, code, "{request:?}");
     }
-    for (path, code) in [(dir.path("fifo"), Code::NotRegular), (dir.path("dir"), Code::IsADirectory), (dir.path("x/"), Code::IsADirectory)] {
+    for (path, code) in
+        [(dir.path("fifo"), Code::NotRegular), (dir.path("dir"), Code::IsADirectory), (dir.path("x/"), Code::IsADirectory)]
+    {
         let write = F::Write { path: path.clone(), mode: None, parents: false };
         assert_eq!(guest.client.upload(write, b"x").unwrap_err().code, code, "{path}");
     }
@@ -156,7 +158,8 @@ fn entry(tar: &mut tar::Builder<Vec<u8>>, name: &str, kind: tar::EntryType, link
 fn a_hostile_archive_stays_in_its_directory() {
     use tar::EntryType as E;
     let mut guest = HostGuest::start();
-    let cases: [(&str, &[(&str, E, &str)]); 6] = [
+    type Entry = (&'static str, E, &'static str);
+    let cases: [(&str, &[Entry]); 6] = [
         ("absolute", &[("/tmp/dormouse-hostile", E::Regular, "")]),
         ("parent", &[("../outside", E::Regular, "")]),
         ("link to the outside", &[("l", E::Symlink, ".."), ("l/outside", E::Regular, "")]),

@@ -126,7 +126,8 @@ fn alive(pid: &str) -> bool {
 }
 
 /// A tree that a TERM doesn't end: a shell that ignores it and a grandchild in a session of its own.
-const STUBBORN: &str = "trap '' TERM; setsid sh -c 'trap \"\" TERM; (echo $$; exec sleep 1000)' & trap '' TERM; sleep 0.1; wait; sleep 1000";
+const STUBBORN: &str =
+    "trap '' TERM; setsid sh -c 'trap \"\" TERM; (echo $$; exec sleep 1000)' & trap '' TERM; sleep 0.1; wait; sleep 1000";
 
 #[test]
 fn a_kill_reaches_the_whole_tree() {

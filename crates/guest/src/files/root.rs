@@ -46,7 +46,12 @@ impl Root {
             match part {
                 Component::Normal(part) => parts.push(part.to_owned()),
                 Component::CurDir => {}
-                _ => return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{}: leads out of the archive", path.display()))),
+                _ => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::InvalidInput,
+                        format!("{}: leads out of the archive", path.display()),
+                    ));
+                }
             }
         }
         let Some(name) = parts.pop() else {
@@ -133,7 +138,8 @@ mod tests {
             std::os::unix::fs::symlink(target, dir.join(name)).unwrap();
         }
         let root = Root::open(&dir).unwrap();
-        let real = |place: &Place| std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&place.dir))).unwrap();
+        let real =
+            |place: &Place| std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&place.dir))).unwrap();
         for (path, expected) in
             [("a", ""), ("ok/a", "real"), ("up/a", ""), ("abs/b/a", "b"), ("up/up/ok/a", "real"), ("./new/dir/a", "new/dir")]
         {

@@ -165,8 +165,7 @@ pub fn write(path: &str, mode: Option<u32>, parents: bool, mut source: Source) -
     }
     let number = COUNTER.fetch_add(1, Ordering::Relaxed);
     let temporary = dir.join(format!(".dormouse-{}-{number}", std::process::id()));
-    let mut file =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary).map_err(failed)?;
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary).map_err(failed)?;
     let mut guard = Temporary { path: temporary, kept: false };
     io::copy(&mut source, &mut file).map_err(failed)?;
     let mode = mode.or(old.as_ref().map(|m| m.mode())).unwrap_or(0o644) & 0o7777;

@@ -21,10 +21,17 @@ pub const SOCKET: &str = "/run/dormouse/guest.sock";
 pub enum Question {
     Ping,
     /// Start a program on the asker's standard streams, which come beside the question.
-    Run { program: Program },
+    Run {
+        program: Program,
+    },
     /// To the program that this connection has started.
-    Signal { signal: i32 },
-    Service { action: String, name: String },
+    Signal {
+        signal: i32,
+    },
+    Service {
+        action: String,
+        name: String,
+    },
     Services,
 }
 
@@ -33,10 +40,18 @@ pub enum Question {
 #[serde(tag = "a", rename_all = "snake_case")]
 pub enum Answer {
     Done,
-    Ended { exit_code: Option<i32>, signal: Option<i32> },
-    Services { items: Vec<ServiceRecord> },
+    Ended {
+        exit_code: Option<i32>,
+        signal: Option<i32>,
+    },
+    Services {
+        items: Vec<ServiceRecord>,
+    },
     /// `exit_code` is what a shell would give: 126, 127 or 1.
-    Failed { message: String, exit_code: u8 },
+    Failed {
+        message: String,
+        exit_code: u8,
+    },
 }
 
 /// Asks and waits for the answer.

@@ -129,7 +129,7 @@ fn carry_out(name: &str, wish: Result<Wish, String>) -> ExitCode {
     };
     let program = program(&wish, &user);
     if rustix::process::geteuid().is_root() {
-        let error = exec(&program, &user);
+        let error = exec(&program, &user, wish.login);
         let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
         return fail(name, &format!("{}: {}", program.argv[0], crate::program::words(&error)), code);
     }
@@ -170,12 +170,14 @@ fn program(wish: &Wish, user: &User) -> Program {
         env.insert("LOGNAME".into(), user.name.clone());
     }
     env.extend(wish.env.clone());
-    let cwd = if wish.login { Some(user.home.clone()) } else { std::env::current_dir().ok().map(|d| d.to_string_lossy().into_owned()) };
+    let cwd =
+        if wish.login { Some(user.home.clone()) } else { std::env::current_dir().ok().map(|d| d.to_string_lossy().into_owned()) };
     Program { argv, env, cwd, user: Some(wish.user.clone()) }
 }
 
-/// Becomes the program; returns only an error.
-fn exec(program: &Program, user: &User) -> io::Error {
+/// Becomes the program; returns only an error. Except for a login the directory stays what it is, also where the new
+/// user could not enter it.
+fn exec(program: &Program, user: &User, login: bool) -> io::Error {
     // SAFETY: plain calls on numbers and on a valid array; the process has one thread.
     let became = unsafe {
         libc::setgroups(user.groups.len(), user.groups.as_ptr()) == 0
@@ -187,7 +189,7 @@ fn exec(program: &Program, user: &User) -> io::Error {
     }
     let mut command = Command::new(&program.argv[0]);
     command.args(&program.argv[1..]).env_clear().envs(&program.env);
-    if let Some(cwd) = &program.cwd {
+    if let Some(cwd) = program.cwd.as_ref().filter(|_| login) {
         command.current_dir(cwd);
     }
     command.exec()
@@ -215,9 +217,16 @@ mod tests {
         ];
         for (line, user, argv, keep_env) in cases {
             let wish = parse_sudo(&words(line)).unwrap();
-            assert_eq!((wish.user.as_str(), wish.argv, wish.keep_env), (user, argv.iter().map(|a| (*a).to_owned()).collect(), keep_env), "{line}");
+            assert_eq!(
+                (wish.user.as_str(), wish.argv, wish.keep_env),
+                (user, argv.iter().map(|a| (*a).to_owned()).collect(), keep_env),
+                "{line}"
+            );
         }
-        assert_eq!(parse_sudo(&words("A=1 B=x=y env")).unwrap().env, [("A".into(), "1".into()), ("B".into(), "x=y".into())].into());
+        assert_eq!(
+            parse_sudo(&words("A=1 B=x=y env")).unwrap().env,
+            [("A".into(), "1".into()), ("B".into(), "x=y".into())].into()
+        );
         assert!(parse_sudo(&words("-v")).unwrap().nothing);
         assert!(parse_sudo(&words("--what ls")).is_err());
         assert!(parse_sudo(&words("-u")).is_err());
@@ -234,7 +243,8 @@ mod tests {
 
     #[test]
     fn a_login_runs_the_users_shell() {
-        let user = User { name: "bob".into(), uid: 7, gid: 7, groups: vec![7], home: "/home/bob".into(), shell: "/bin/zsh".into() };
+        let user =
+            User { name: "bob".into(), uid: 7, gid: 7, groups: vec![7], home: "/home/bob".into(), shell: "/bin/zsh".into() };
         let made = program(&parse_sudo(&words("-i -u bob")).unwrap(), &user);
         assert_eq!((made.argv, made.cwd.as_deref()), (vec!["/bin/zsh".to_owned(), "-l".into()], Some("/home/bob")));
         let made = program(&parse_sudo(&words("-u bob id")).unwrap(), &user);

@@ -71,11 +71,8 @@ pub struct HostGuest {
 
 impl HostGuest {
     pub fn start() -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_dormouse-guest"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child =
+            Command::new(env!("CARGO_BIN_EXE_dormouse-guest")).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let to = OwnedFd::from(child.stdin.take().unwrap());
         let from = OwnedFd::from(child.stdout.take().unwrap());
         let mut client = Client::over(to, from);
@@ -182,7 +179,10 @@ impl Client {
         let acks = reply
             .sending
             .iter()
-            .map(|s| StreamAt { stream: s.stream, offset: Offset(self.streams.get(&s.stream).map_or(0, |r| r.bytes.len() as u64)) })
+            .map(|s| StreamAt {
+                stream: s.stream,
+                offset: Offset(self.streams.get(&s.stream).map_or(0, |r| r.bytes.len() as u64)),
+            })
             .collect();
         self.message(&ToGuest::Ready { acks });
         reply
@@ -227,10 +227,8 @@ impl Client {
             }
         }
         if self.acks && !acks.is_empty() {
-            let frames: Vec<Frame> = acks
-                .into_iter()
-                .map(|(stream, end)| Frame::Ack { stream, offset: Offset(end as u64) })
-                .collect();
+            let frames: Vec<Frame> =
+                acks.into_iter().map(|(stream, end)| Frame::Ack { stream, offset: Offset(end as u64) }).collect();
             self.send(&frames);
         }
         if let Some(seq) = seq
@@ -302,12 +300,9 @@ impl Client {
 
     pub fn ended(&self, work: &Work) -> Option<Ended> {
         self.events.values().find_map(|event| match event {
-            GuestEvent::Ended { work: w, exit_code, signal, reason, ends } if w == work => Some(Ended {
-                exit_code: *exit_code,
-                signal: *signal,
-                reason: reason.clone(),
-                ends: ends.clone(),
-            }),
+            GuestEvent::Ended { work: w, exit_code, signal, reason, ends } if w == work => {
+                Some(Ended { exit_code: *exit_code, signal: *signal, reason: reason.clone(), ends: ends.clone() })
+            }
             _ => None,
         })
     }
