@@ -1,0 +1,132 @@
+//! The engine's records in the words of the interface.
+
+use api_types::{Event, Operation, OperationRef, Parent, Service, Session, Template, Token, Usage};
+use engine::{Caller, Scope, SessionView};
+use model::{IdleAction, Offset, State, Timestamp};
+use std::time::Duration;
+use store::{EventRow, OperationRow, TokenRow};
+
+/// A session, as this caller sees it.
+pub(crate) fn session(view: &SessionView, who: &crate::auth::Principal) -> Session {
+    let row = &view.row;
+    Session {
+        id: row.id,
+        key: row.key.as_ref().filter(|_| !row.key_freed).map(|key| key.as_str().to_owned()),
+        name: row.name.clone(),
+        task: row.task.clone(),
+        state: row.state,
+        reason: row.reason.clone(),
+        runtime: row.runtime,
+        template: row.template.clone(),
+        generation: row.generation,
+        ephemeral: row.ephemeral,
+        metadata: row.metadata.clone(),
+        workdir: row.workdir.clone(),
+        resources: row.resources,
+        created_at: row.created_at,
+        updated_at: row.updated_at,
+        last_activity_at: row.last_activity_at,
+        idle: row.idle,
+        hibernate_after: hibernate_after(view),
+        timeout_seconds: row.timeout_seconds,
+        timeout_at: row.timeout_at,
+        on_timeout: row.on_timeout,
+        ttl_seconds: row.ttl_seconds,
+        expires_at: row.expires_at,
+        wake_at: row.wake_at,
+        memory: row.memory,
+        parent: row.parent_session.map(|session_id| Parent { session_id, snapshot_id: row.parent_snapshot }),
+        parent_task: row.parent_task.clone(),
+        machine: None,
+        services: row.services.iter().map(declared).collect(),
+        volumes: Vec::new(),
+        network: None,
+        operation: view.operation.as_ref().map(|operation| OperationRef {
+            id: operation.id,
+            kind: operation.kind,
+            started_at: operation.started_at,
+        }),
+        access: who.furthest().map(|scope| scope.as_str().to_owned()),
+        usage: Usage::default(),
+        server_time: crate::now(),
+    }
+}
+
+fn hibernate_after(view: &SessionView) -> Option<Timestamp> {
+    let idle = view.row.idle.filter(|idle| idle.action != IdleAction::None)?;
+    (view.row.state == State::Running).then(|| view.row.last_activity_at.plus(Duration::from_secs(idle.after_seconds)))
+}
+
+/// A service as it was declared; how it runs, only its sandbox knows.
+fn declared(spec: &model::ServiceSpec) -> Service {
+    Service {
+        name: spec.name.as_str().to_owned(),
+        state: None,
+        argv: spec.argv.clone(),
+        pid: None,
+        restarts: 0,
+        exit_code: None,
+        signal: None,
+        output_bytes: Offset::ZERO,
+    }
+}
+
+pub(crate) fn operation(row: &OperationRow) -> Operation {
+    let error = row.error.as_ref().map(|error| match error {
+        serde_json::Value::String(text) => text.clone(),
+        other => other.get("detail").and_then(|detail| detail.as_str()).map_or_else(|| other.to_string(), str::to_owned),
+    });
+    Operation {
+        id: row.id,
+        session_id: row.session_id,
+        kind: row.kind,
+        state: row.state,
+        started_at: row.started_at,
+        ended_at: row.ended_at,
+        error,
+    }
+}
+
+pub(crate) fn event(row: EventRow) -> Event {
+    Event {
+        seq: row.seq,
+        at: row.at,
+        session_id: row.session_id,
+        kind: row.kind,
+        actor: row.actor,
+        operation_id: row.operation_id,
+        data: row.data,
+    }
+}
+
+pub(crate) fn token(row: TokenRow, secret: Option<String>) -> Token {
+    Token {
+        id: row.id,
+        name: row.name,
+        scopes: row.scopes.iter().filter_map(|scope| scope.parse().ok()).collect(),
+        sessions: row.sessions,
+        created_at: row.created_at,
+        expires_at: row.expires_at,
+        last_used_at: row.last_used_at,
+        revoked_at: row.revoked_at,
+        token: secret,
+    }
+}
+
+pub(crate) fn scope(scope: api_types::Scope) -> Scope {
+    match scope {
+        api_types::Scope::Read => Scope::Read,
+        api_types::Scope::Write => Scope::Write,
+        api_types::Scope::Host => Scope::Host,
+        api_types::Scope::Admin => Scope::Admin,
+    }
+}
+
+/// True where the caller may make and change things.
+pub(crate) fn may_write(who: &Caller) -> bool {
+    who.has(Scope::Write)
+}
+
+pub(crate) fn template(name: String, hash: String, details: Option<(u64, Timestamp)>, default: bool) -> Template {
+    Template { name, hash, size_bytes: details.map(|(size, _)| size), created_at: details.map(|(_, at)| at), default }
+}

@@ -1,0 +1,310 @@
+//! The interface from outside, over a real engine and store, as far as it goes without a sandbox.
+
+use api::{AppState, Listeners, Peer, router, serve};
+use axum::{
+    Router,
+    body::Body,
+    extract::ConnectInfo,
+    http::{HeaderMap, Request, StatusCode, header},
+};
+use engine::{Caller, Config, Engine, NewToken, Scope};
+use http_body_util::BodyExt;
+use model::SessionId;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use store_sqlite::SqliteStore;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+
+/// A server without sandboxes, and a token of every kind that a test asks for.
+struct Server {
+    router: Router,
+    engine: Engine,
+    background: api::Background,
+    stop: CancellationToken,
+    _dir: tempfile::TempDir,
+}
+
+struct Answer {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Value,
+    text: String,
+}
+
+impl Server {
+    async fn start() -> Server {
+        let dir = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(dir.path()).await.unwrap();
+        let config = Config {
+            data_dir: dir.path().to_owned(),
+            templates_dir: dir.path().join("templates"),
+            runsc: "/nonexistent/runsc".into(),
+            platform: "systrap".into(),
+            supervisor: "/nonexistent/dormouse".into(),
+            guest: b"guest",
+            pool_size: 0,
+            default_template: "debian".into(),
+            confirm: true,
+        };
+        let engine = Engine::open(config, Arc::new(store)).await.unwrap();
+        let stop = CancellationToken::new();
+        let (state, background) = AppState::new(engine.clone(), stop.clone());
+        Server { router: router(state), engine, background, stop, _dir: dir }
+    }
+
+    async fn token(&self, scopes: &[Scope], sessions: Option<Vec<SessionId>>) -> String {
+        let new = NewToken { name: "test".into(), scopes: scopes.to_vec(), sessions, ttl_seconds: None };
+        self.engine.token_new(&Caller::system(), new).await.unwrap().secret
+    }
+
+    async fn admin(&self) -> String {
+        self.token(&[Scope::Admin], None).await
+    }
+
+    async fn send(&self, request: Request<Body>) -> Answer {
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let bytes = body.collect().await.unwrap().to_bytes();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let body = serde_json::from_str(&text).unwrap_or(Value::Null);
+        Answer { status: parts.status, headers: parts.headers, body, text }
+    }
+
+    async fn call(&self, method: &str, uri: &str, token: &str, body: &str) -> Answer {
+        self.send(request(method, uri, token, body)).await
+    }
+}
+
+fn request(method: &str, uri: &str, token: &str, body: &str) -> Request<Body> {
+    let mut builder = Request::builder().method(method).uri(uri);
+    if !token.is_empty() {
+        builder = builder.header(header::AUTHORIZATION, format!("Bearer {token}"));
+    }
+    builder.body(Body::from(body.to_owned())).unwrap()
+}
+
+impl Answer {
+    /// Checks that this is a problem with this status and code.
+    #[track_caller]
+    fn refused(&self, status: u16, code: &str) {
+        assert_eq!((self.status.as_u16(), self.body["code"].as_str()), (status, Some(code)), "{}", self.text);
+        assert_eq!(self.headers[header::CONTENT_TYPE], "application/problem+json");
+        for field in ["type", "title", "status", "detail", "retryable", "no_side_effects"] {
+            assert!(!self.body[field].is_null(), "{field} is missing in {}", self.text);
+        }
+    }
+
+    #[track_caller]
+    fn ok(&self) {
+        assert_eq!(self.status, StatusCode::OK, "{}", self.text);
+    }
+}
+
+#[tokio::test]
+async fn nothing_but_the_open_pages_is_told_without_a_token() {
+    let server = Server::start().await;
+    for open in ["/healthz", "/readyz", "/docs", "/openapi.json"] {
+        server.call("GET", open, "", "").await.ok();
+    }
+    for closed in ["/metrics", "/v1/sessions", "/v1/tokens", "/v1/server"] {
+        let answer = server.call("GET", closed, "", "").await;
+        answer.refused(401, "unauthorized");
+        assert_eq!(answer.headers[header::WWW_AUTHENTICATE], "Bearer");
+    }
+    server.call("GET", "/v1/sessions", "wrong", "").await.refused(401, "unauthorized");
+    let admin = server.admin().await;
+    server.call("GET", "/v1/sessions", &admin, "").await.ok();
+    assert!(server.call("GET", "/metrics", &admin, "").await.text.contains("dormouse_http_requests_total"));
+}
+
+#[tokio::test]
+async fn scopes_reach_as_far_as_they_say() {
+    let server = Server::start().await;
+    let read = server.token(&[Scope::Read], None).await;
+    let write = server.token(&[Scope::Write], None).await;
+    server.call("GET", "/v1/sessions", &read, "").await.ok();
+    server.call("POST", "/v1/sessions", &read, "{}").await.refused(403, "forbidden");
+    server.call("GET", "/v1/sessions", &write, "").await.ok();
+    for (method, uri) in [("GET", "/v1/tokens"), ("POST", "/v1/tokens"), ("GET", "/v1/audit"), ("POST", "/v1/server/shutdown")] {
+        let body = if uri == "/v1/tokens" && method == "POST" { r#"{"name":"x"}"# } else { "" };
+        server.call(method, uri, &write, body).await.refused(403, "forbidden");
+    }
+    assert!(!server.stop.is_cancelled());
+}
+
+#[tokio::test]
+async fn a_token_for_one_session_reaches_no_other() {
+    let server = Server::start().await;
+    let (own, other) = (SessionId::new(), SessionId::new());
+    let token = server.token(&[Scope::Write], Some(vec![own])).await;
+    server.call("GET", &format!("/v1/sessions/{own}"), &token, "").await.refused(404, "not_found");
+    for uri in
+        [format!("/v1/sessions/{other}"), format!("/v1/sessions/{other}/execs"), format!("/v1/sessions/{other}/files?path=/x")]
+    {
+        server.call("GET", &uri, &token, "").await.refused(403, "forbidden");
+    }
+    server.call("POST", "/v1/sessions", &token, "{}").await.refused(403, "forbidden");
+}
+
+#[tokio::test]
+async fn a_revoked_token_is_worth_nothing_at_once() {
+    let server = Server::start().await;
+    let admin = server.admin().await;
+    let made = server.call("POST", "/v1/tokens", &admin, r#"{"name":"ci","scopes":["read"]}"#).await;
+    assert_eq!(made.status, StatusCode::CREATED, "{}", made.text);
+    let secret = made.body["token"].as_str().unwrap().to_owned();
+    assert!(!secret.contains('.'));
+    server.call("GET", "/v1/sessions", &secret, "").await.ok();
+    let listed = server.call("GET", "/v1/tokens", &admin, "").await;
+    assert!(!listed.text.contains(&secret), "a secret is told once");
+    let id = made.body["id"].as_str().unwrap();
+    assert_eq!(server.call("DELETE", &format!("/v1/tokens/{id}"), &admin, "").await.status, StatusCode::NO_CONTENT);
+    server.call("GET", "/v1/sessions", &secret, "").await.refused(401, "unauthorized");
+}
+
+#[tokio::test]
+async fn the_sockets_peers_are_told_apart() {
+    let server = Server::start().await;
+    let own = nix::unistd::geteuid().as_raw();
+    for (uid, status) in [(Some(0), 200), (Some(own), 200), (Some(own + 4242), 401), (None, 401)] {
+        let mut request = request("GET", "/v1/tokens", "", "");
+        request.extensions_mut().insert(ConnectInfo(Peer::Unix { uid }));
+        assert_eq!(server.send(request).await.status.as_u16(), status, "{uid:?}");
+    }
+}
+
+#[tokio::test]
+async fn bad_requests_are_told_what_is_wrong() {
+    let server = Server::start().await;
+    let admin = server.admin().await;
+    let unknown = server.call("POST", "/v1/sessions", &admin, r#"{"tempalte":"debian"}"#).await;
+    unknown.refused(400, "unknown_field");
+    assert_eq!(unknown.body["field"], "tempalte");
+    let broken = server.call("POST", "/v1/sessions", &admin, "{\"key\":\n oops}").await;
+    broken.refused(400, "bad_request");
+    assert!(broken.body["detail"].as_str().unwrap().contains("line 2"), "{}", broken.text);
+    let later = server.call("POST", "/v1/sessions", &admin, r#"{"volumes":[{"name":"a","path":"/v"}]}"#).await;
+    later.refused(400, "not_built");
+    assert_eq!(later.body["field"], "volumes");
+    server.call("POST", "/v1/sessions", &admin, r#"{"key":"a b"}"#).await.refused(400, "bad_request");
+    server.call("GET", "/v1/sessions?stat=running", &admin, "").await.refused(400, "unknown_field");
+    server.call("GET", "/v1/sessions?limit=1001", &admin, "").await.refused(400, "bad_request");
+    server.call("GET", "/v1/sessions?cursor=zzz", &admin, "").await.refused(400, "bad_request");
+    server
+        .call("POST", "/v1/sessions", &admin, &format!(r#"{{"name":"{}"}}"#, "x".repeat(2 << 20)))
+        .await
+        .refused(413, "too_large");
+}
+
+#[tokio::test]
+async fn addresses_that_lead_nowhere() {
+    let server = Server::start().await;
+    let admin = server.admin().await;
+    let id = SessionId::new();
+    for uri in ["/v1/sessions/not-an-id", "/v1/operations/7", "/nowhere", "/v1/sessions/%ff"] {
+        server.call("GET", uri, &admin, "").await.refused(404, "not_found");
+    }
+    for (method, tail) in [("GET", ""), ("GET", "/events"), ("GET", "/execs"), ("POST", "/wake"), ("GET", "/files?path=/etc")] {
+        server.call(method, &format!("/v1/sessions/{id}{tail}"), &admin, "").await.refused(404, "not_found");
+    }
+    server.call("PUT", "/v1/sessions", &admin, "").await.refused(405, "method_not_allowed");
+    for (method, uri) in
+        [("POST", format!("/v1/sessions/{id}/fork")), ("GET", "/v1/volumes".into()), ("GET", format!("/v1/sessions/{id}/ports"))]
+    {
+        server.call(method, &uri, &admin, "").await.refused(400, "not_built");
+    }
+    for path in ["../etc/passwd", "/a%00b", ""] {
+        server.call("GET", &format!("/v1/sessions/{id}/files?path={path}"), &admin, "").await.refused(400, "bad_request");
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_is_sent_again_is_answered_again() {
+    let server = Server::start().await;
+    let admin = server.admin().await;
+    let send = |key: &str, body: &str| {
+        let mut request = request("POST", "/v1/tokens", &admin, body);
+        request.headers_mut().insert("idempotency-key", key.parse().unwrap());
+        request
+    };
+    let (first, second) =
+        tokio::join!(server.send(send("k1", r#"{"name":"one"}"#)), server.send(send("k1", r#"{"name":"one"}"#)));
+    assert_eq!(first.status, StatusCode::CREATED, "{}", first.text);
+    assert_eq!((first.status, &first.body), (second.status, &second.body), "both get the answer of one");
+    server.send(send("k1", r#"{"name":"two"}"#)).await.refused(409, "idempotency_conflict");
+    let tokens = server.call("GET", "/v1/tokens", &admin, "").await;
+    let named_one = tokens.body["items"].as_array().unwrap().iter().filter(|token| token["name"] == "one").count();
+    assert_eq!(named_one, 1);
+    // What changed nothing can be put right under the same key.
+    server.send(send("k2", r#"{"nam":"three"}"#)).await.refused(400, "unknown_field");
+    assert_eq!(server.send(send("k2", r#"{"name":"three"}"#)).await.status, StatusCode::CREATED);
+    server.send(send("", r#"{"name":"four"}"#)).await.refused(400, "bad_request");
+}
+
+#[tokio::test]
+async fn a_query_token_opens_streams_only_and_is_not_written_down() {
+    let server = Server::start().await;
+    let admin = server.admin().await;
+    server.call("GET", &format!("/v1/events?access_token={admin}"), "", "").await.refused(401, "unauthorized");
+    let mut stream = request("GET", &format!("/v1/events?access_token={admin}"), "", "");
+    stream.headers_mut().insert(header::ACCEPT, "text/event-stream".parse().unwrap());
+    let response = server.router.clone().oneshot(stream).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(response.headers()[header::CONTENT_TYPE], "text/event-stream");
+    drop(response);
+    let Server { engine, background, .. } = server;
+    background.finish().await;
+    let audit = engine.store().list_audit(100, None).await.unwrap().items;
+    assert!(audit.iter().any(|row| row.path == "/v1/events" && row.status == 200), "{audit:?}");
+    assert!(audit.iter().all(|row| !format!("{row:?}").contains(&admin)));
+}
+
+#[tokio::test]
+async fn every_access_is_in_the_list() {
+    let server = Server::start().await;
+    let admin = server.admin().await;
+    let id = SessionId::new();
+    server.call("GET", &format!("/v1/sessions/{id}?access_token=leak"), &admin, "").await;
+    server.call("DELETE", "/v1/tokens/x", "", "").await;
+    let Server { engine, background, .. } = server;
+    background.finish().await;
+    let rows = engine.store().list_audit(100, None).await.unwrap().items;
+    let row = rows.iter().find(|row| row.session_id == Some(id)).unwrap();
+    assert_eq!((row.method.as_str(), row.status, row.actor.as_str()), ("GET", 404, "token:test"));
+    assert!(rows.iter().any(|row| row.method == "DELETE" && row.status == 401));
+}
+
+#[tokio::test]
+async fn the_server_ends_when_it_is_asked_to() {
+    let server = Server::start().await;
+    let admin = server.admin().await;
+    let answer = server.call("POST", "/v1/server/shutdown", &admin, "").await;
+    answer.ok();
+    assert_eq!(answer.body["pid"], json!(std::process::id()));
+    assert!(server.stop.is_cancelled());
+    server.call("GET", "/readyz", "", "").await.refused(503, "shutting_down");
+}
+
+#[tokio::test]
+async fn over_a_real_socket_and_until_the_end() {
+    let server = Server::start().await;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let listeners = Listeners { tcp: Vec::new(), unix: vec![tokio::net::UnixListener::bind(&path).unwrap()] };
+    let serving = tokio::spawn(serve(server.router.clone(), listeners, server.stop.clone()));
+    let mut stream = tokio::net::UnixStream::connect(&path).await.unwrap();
+    stream.write_all(b"GET /v1/server HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    // A stream without an end must not hold the server up.
+    let mut endless = tokio::net::UnixStream::connect(&path).await.unwrap();
+    endless.write_all(b"GET /v1/events?follow=true HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let mut head = [0; 12];
+    endless.read_exact(&mut head).await.unwrap();
+    assert_eq!(&head, b"HTTP/1.1 200");
+    server.stop.cancel();
+    tokio::time::timeout(std::time::Duration::from_secs(5), serving).await.unwrap().unwrap();
+}
