@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let done = match args.split_first() {
         Some((&"up", [])) => up::up(),
-        Some((&"build", [])) => build::build().map(|_| ()),
+        Some((&"build", [])) => build::build(build::Scope::Binary).map(|_| ()),
         Some((&"test", rest)) => test::test(rest),
         Some((&"bench", rest)) => test::bench(rest),
         Some((&"check", [])) => check::check(),

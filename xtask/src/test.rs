@@ -11,11 +11,12 @@ pub fn test(args: &[&str]) -> Result<()> {
         other => bail!("unknown arguments: {}; only --long is known", other.join(" ")),
     };
     setup::for_tests()?;
-    let binary = build::build()?;
+    let binary = build::build(build::Scope::Everything)?;
     check::check()?;
     let mut tests = cargo();
     tests.args(["test", "--release", "--workspace", "--no-fail-fast"]);
     tests.env("DORMOUSE_BIN", &binary).env("DORMOUSE_TEMPLATES", build::templates_dir());
+    tests.env("DORMOUSE_TEST_TREE", build::template_tree("debian")?);
     if long {
         tests.env("DORMOUSE_LONG", "1");
     }
@@ -25,7 +26,7 @@ pub fn test(args: &[&str]) -> Result<()> {
 /// Runs the benchmarks and prints their table.
 pub fn bench(args: &[&str]) -> Result<()> {
     setup::for_tests()?;
-    let binary = build::build()?;
+    let binary = build::build(build::Scope::Everything)?;
     let mut bench = cargo();
     bench.args(["run", "--release", "--package", "dormouse-bench", "--"]).args(args);
     bench.env("DORMOUSE_BIN", &binary).env("DORMOUSE_TEMPLATES", build::templates_dir());

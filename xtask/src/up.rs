@@ -18,7 +18,7 @@ const ADDRESS: &str = "http://127.0.0.1:7420";
 /// Builds, starts the server where none runs, opens the first session, attaches where there is a
 /// terminal.
 pub fn up() -> Result<()> {
-    let binary = build::build()?;
+    let binary = build::build(build::Scope::Binary)?;
     if server_answers(&binary) {
         println!("the server runs already");
     } else {

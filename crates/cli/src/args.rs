@@ -389,10 +389,35 @@ pub enum TemplateCommand {
         #[arg(long, group = "kind", value_name = "PATH")]
         oci_layout: Option<PathBuf>,
     },
+    /// Make a built-in template where it is missing, without a server; prints its hash
+    Make {
+        which: BuiltIn,
+        /// The template folder [default: the default data directory's]
+        #[arg(long, env = "DORMOUSE_TEMPLATES", value_name = "DIR")]
+        templates: Option<PathBuf>,
+    },
     Rm {
         #[arg(required = true)]
         names: Vec<String>,
     },
+}
+
+/// A template that is made from what this machine has or can fetch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BuiltIn {
+    /// A small Debian bookworm with the usual tools
+    Debian,
+    /// This machine's own tools
+    Host,
+}
+
+impl std::fmt::Display for BuiltIn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            BuiltIn::Debian => "debian",
+            BuiltIn::Host => "host",
+        })
+    }
 }
 
 /// `token`.
@@ -477,6 +502,7 @@ mod tests {
             "cp s:/x -",
             "files mkdir -p s /x",
             "template add n --oci-layout p",
+            "template make debian --templates /t",
             "token new n --scope read --ttl 7d",
             "events -f",
             "completions bash",

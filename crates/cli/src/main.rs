@@ -5,8 +5,9 @@ mod client;
 mod doctor;
 mod serve;
 mod supervise;
+mod template_make;
 
-use args::{Cli, Command};
+use args::{Cli, Command, TemplateCommand};
 use clap::{CommandFactory, Parser};
 use client::{Context, Failure};
 use std::{io::Write, process::ExitCode};
@@ -22,6 +23,9 @@ fn main() -> ExitCode {
         Command::Supervise { spec, ready_fd } => program(supervise::run(&spec, ready_fd)),
         Command::Doctor => doctor::command(json),
         Command::Completions { shell } => completions(shell),
+        Command::Template(TemplateCommand::Make { which, templates }) => {
+            program(template_make::run(which, templates, json, cli.global.quiet))
+        }
         command => {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
             let runtime = match runtime {

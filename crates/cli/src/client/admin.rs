@@ -57,6 +57,7 @@ pub async fn template(ctx: &Context, command: TemplateCommand) -> Result<()> {
             let template: Template = Context::read(&value)?;
             ctx.print(&format!("{}  {}\n", template.name, template.hash))
         }
+        TemplateCommand::Make { .. } => Err(Failure::usage("this command doesn't talk to a server")),
         TemplateCommand::Rm { names } => {
             for name in names {
                 ctx.client.send(Call::delete(format!("/v1/templates/{}", encode(&name)))).await?;

@@ -1,0 +1,190 @@
+//! `dormouse serve`: what it can be told, by flag, by environment and in a file.
+
+mod data;
+mod run;
+mod sockets;
+
+use crate::client::default_data_dir;
+use anyhow::{Context, bail};
+use serde::Deserialize;
+use std::{
+    net::{SocketAddr, ToSocketAddrs},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+/// Flags of `serve`. Each is also a `DORMOUSE_…` variable and a key of the configuration file; a flag counts before a
+/// variable, and a variable before the file.
+#[derive(Debug, Clone, Default, PartialEq, clap::Args, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServeArgs {
+    /// Address to listen on; port 0 takes a free one [default: 127.0.0.1:7420]
+    #[arg(long, env = "DORMOUSE_LISTEN", value_name = "HOST:PORT")]
+    pub listen: Option<String>,
+    /// Where sessions are kept [default: /var/lib/dormouse for root, else ~/.local/share/dormouse]
+    #[arg(long, env = "DORMOUSE_DATA", value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// A TOML file with any of these settings
+    #[arg(long, env = "DORMOUSE_CONFIG", value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+    /// Where templates are kept; several servers can share it [default: DATA/templates]
+    #[arg(long, env = "DORMOUSE_TEMPLATES", value_name = "DIR")]
+    pub templates: Option<PathBuf>,
+    /// The server's Unix socket [default: DATA/dormouse.sock; /run/dormouse/server.sock for root's default data directory]
+    #[arg(long, env = "DORMOUSE_SOCKET", value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Take over from a server that runs on the same data directory
+    #[arg(long, env = "DORMOUSE_TAKE_OVER", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub take_over: Option<bool>,
+    /// Booted sandboxes that are kept ready; 0 for none [default: 2, fewer when memory is short]
+    #[arg(long, env = "DORMOUSE_POOL", value_name = "N")]
+    pub pool: Option<u32>,
+    /// The gVisor program [default: runsc on the PATH]
+    #[arg(long, env = "DORMOUSE_RUNSC", value_name = "PATH")]
+    pub runsc: Option<PathBuf>,
+    /// How gVisor catches system calls: systrap or ptrace [default: systrap]
+    #[arg(long, env = "DORMOUSE_PLATFORM", value_name = "NAME")]
+    pub platform: Option<String>,
+    /// Drop a sandbox right after its memory is saved, without trying the image out first
+    #[arg(long, env = "DORMOUSE_NO_CONFIRM", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub no_confirm: Option<bool>,
+    /// For developers: another program as PID 1 of new sandboxes, instead of the one that this program carries
+    #[arg(long, env = "DORMOUSE_GUEST", value_name = "PATH", hide_short_help = true)]
+    pub guest: Option<PathBuf>,
+    /// Set from the flag of every command.
+    #[arg(skip)]
+    pub log_level: Option<String>,
+}
+
+/// The settings of a server, with what nobody set filled in.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    pub listen: SocketAddr,
+    pub data: PathBuf,
+    pub templates: PathBuf,
+    pub socket: PathBuf,
+    /// True where the socket is the machine's: every user may connect, and is told apart by uid.
+    pub socket_for_all: bool,
+    pub take_over: bool,
+    /// `None`: the server decides.
+    pub pool: Option<u32>,
+    /// `None`: looked for on the PATH.
+    pub runsc: Option<PathBuf>,
+    pub platform: String,
+    pub confirm: bool,
+    /// `None`: the one that this program carries.
+    pub guest: Option<PathBuf>,
+    pub log_level: String,
+}
+
+impl ServeArgs {
+    /// These settings, and those of `file` where these say nothing.
+    fn or(self, file: ServeArgs) -> ServeArgs {
+        ServeArgs {
+            listen: self.listen.or(file.listen),
+            data: self.data.or(file.data),
+            config: self.config,
+            templates: self.templates.or(file.templates),
+            socket: self.socket.or(file.socket),
+            take_over: self.take_over.or(file.take_over),
+            pool: self.pool.or(file.pool),
+            runsc: self.runsc.or(file.runsc),
+            platform: self.platform.or(file.platform),
+            no_confirm: self.no_confirm.or(file.no_confirm),
+            guest: self.guest.or(file.guest),
+            log_level: self.log_level.or(file.log_level),
+        }
+    }
+
+    /// Reads the configuration file, where one is named, and fills in the defaults.
+    ///
+    /// # Errors
+    /// A file that can't be read or has unknown keys; an address that is none.
+    pub fn settle(mut self) -> anyhow::Result<Settings> {
+        if let Some(path) = self.config.clone() {
+            let text = std::fs::read_to_string(&path).with_context(|| format!("can't read the configuration {}", path.display()))?;
+            let file: ServeArgs =
+                toml::from_str(&text).with_context(|| format!("the configuration {} is not right", path.display()))?;
+            self = self.or(file);
+        }
+        let is_root = rustix::process::geteuid().is_root();
+        self.settle_for(is_root, default_data_dir())
+    }
+
+    fn settle_for(self, is_root: bool, default_data: PathBuf) -> anyhow::Result<Settings> {
+        let listen = self.listen.as_deref().unwrap_or("127.0.0.1:7420");
+        let Some(listen) = listen.to_socket_addrs().ok().and_then(|mut found| found.next()) else {
+            bail!("can't listen on '{listen}': write HOST:PORT, such as 127.0.0.1:7420");
+        };
+        let data = std::path::absolute(self.data.unwrap_or(default_data)).context("the data directory has no absolute path")?;
+        let machine_wide = is_root && data == Path::new("/var/lib/dormouse");
+        let socket_for_all = machine_wide && self.socket.is_none();
+        let socket = self.socket.unwrap_or_else(|| {
+            if machine_wide { "/run/dormouse/server.sock".into() } else { data.join("dormouse.sock") }
+        });
+        let platform = self.platform.unwrap_or_else(|| "systrap".to_owned());
+        if !matches!(platform.as_str(), "systrap" | "ptrace") {
+            bail!("'{platform}' is not a platform: use systrap or ptrace");
+        }
+        Ok(Settings {
+            listen,
+            templates: self.templates.unwrap_or_else(|| data.join("templates")),
+            socket,
+            socket_for_all,
+            data,
+            take_over: self.take_over.unwrap_or(false),
+            pool: self.pool,
+            runsc: self.runsc,
+            platform,
+            confirm: !self.no_confirm.unwrap_or(false),
+            guest: self.guest,
+            log_level: self.log_level.unwrap_or_else(|| "info".to_owned()),
+        })
+    }
+}
+
+/// Runs the server until it is told to end.
+///
+/// # Errors
+/// Settings that aren't right, and whatever keeps the server from starting.
+pub fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
+    run::run(args.settle()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settle(args: ServeArgs) -> Settings {
+        args.settle_for(false, "/home/u/.local/share/dormouse".into()).unwrap()
+    }
+
+    #[test]
+    fn what_nobody_set_is_filled_in() {
+        let settings = settle(ServeArgs::default());
+        assert_eq!(settings.listen.to_string(), "127.0.0.1:7420");
+        assert_eq!(settings.socket, Path::new("/home/u/.local/share/dormouse/dormouse.sock"));
+        assert_eq!(settings.templates, Path::new("/home/u/.local/share/dormouse/templates"));
+        let root = ServeArgs::default().settle_for(true, "/var/lib/dormouse".into()).unwrap();
+        assert_eq!(root.socket, Path::new("/run/dormouse/server.sock"));
+        assert!(root.socket_for_all);
+        let elsewhere = ServeArgs { data: Some("/d".into()), ..Default::default() };
+        let elsewhere = elsewhere.settle_for(true, "/var/lib/dormouse".into()).unwrap();
+        assert_eq!((elsewhere.socket.as_path(), elsewhere.socket_for_all), (Path::new("/d/dormouse.sock"), false));
+    }
+
+    #[test]
+    fn a_flag_counts_before_the_file() {
+        let file: ServeArgs = toml::from_str("listen = \"127.0.0.1:1\"\npool = 5\ntake_over = true").unwrap();
+        let settings = settle(ServeArgs { pool: Some(0), ..Default::default() }.or(file));
+        assert_eq!((settings.listen.port(), settings.pool, settings.take_over), (1, Some(0), true));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        assert!(toml::from_str::<ServeArgs>("lisen = 1").unwrap_err().to_string().contains("lisen"));
+        let error = ServeArgs { listen: Some("nowhere".into()), ..Default::default() }.settle_for(false, "/x".into()).unwrap_err();
+        assert!(error.to_string().contains("nowhere"));
+    }
+}
