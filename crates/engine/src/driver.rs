@@ -380,6 +380,7 @@ impl Driver {
             Err(error) => Failure::plain(Error::internal(format!("the operation panicked: {error}"))),
         };
         let Running { mut row, actor, end, .. } = running;
+        let failure = Failure { error: of_operation(failure.error, &row), ..failure };
         tracing::warn!(session = %self.session.id, kind = %row.kind, error = %failure.error, "an operation failed");
         row.state = OperationState::Failed;
         row.ended_at = Some(self.inner.now());
@@ -477,6 +478,16 @@ async fn join<T>(task: Option<&mut JoinHandle<T>>) -> Result<T, tokio::task::Joi
     match task {
         Some(task) => task.await,
         None => std::future::pending().await,
+    }
+}
+
+/// A failure without a name of its own says at least of what.
+fn of_operation(error: Error, row: &OperationRow) -> Error {
+    match error {
+        Error::Internal { detail } => {
+            Error::OperationFailed { session: row.session_id, operation: row.id, kind: row.kind, detail }
+        }
+        other => other,
     }
 }
 

@@ -8,13 +8,7 @@ use nix::{
 };
 use runtime::{Sandbox, SandboxSpec};
 use runtime_gvisor::{CgroupSupport, GvisorSandbox, Runsc};
-use rustix::fs::{FlockOperation, flock};
-use std::{
-    fs::{self, File},
-    io,
-    path::Path,
-    time::Duration,
-};
+use std::{fs, io, path::Path, time::Duration};
 use wire::{
     control::{Answer, Phase, Request},
     layout::{SessionLayout, SupervisorMark},
@@ -26,19 +20,21 @@ const END_LIMIT: Duration = Duration::from_secs(20);
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 const STEP: Duration = Duration::from_millis(5);
 
-/// The mark of the session's latest supervisor, where it is readable.
+/// The mark of the session's latest supervisor. It is rewritten in place: one that is met half-written is read again.
 pub(crate) fn mark(layout: &SessionLayout) -> Option<SupervisorMark> {
-    serde_json::from_slice(&fs::read(layout.mark()).ok()?).ok()
+    for _ in 0..20 {
+        match serde_json::from_slice(&fs::read(layout.mark()).ok()?) {
+            Ok(mark) => return Some(mark),
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    None
 }
 
-/// True while a supervisor holds the session: it keeps the mark's file locked, and the kernel takes the lock from the
-/// dead.
+/// True while the session's supervisor lives. Its lock on the mark isn't tried for that: the trial itself would be in the
+/// way of a supervisor that is just starting.
 pub(crate) fn is_held(layout: &SessionLayout) -> bool {
-    let Ok(file) = File::open(layout.mark()) else { return false };
-    match flock(&file, FlockOperation::NonBlockingLockShared) {
-        Ok(()) => false,
-        Err(error) => error == rustix::io::Errno::WOULDBLOCK,
-    }
+    mark(layout).is_some_and(|mark| mark.boot_id == boot_id() && started_ticks(mark.pid) == Some(mark.started_ticks))
 }
 
 /// The computer's present start.
@@ -122,10 +118,16 @@ fn unmount_all(layout: &SessionLayout) -> Result<(), Error> {
     Ok(())
 }
 
-/// When a process started, in clock ticks since the computer's start (proc_pid_stat(5), field 22).
+/// When a living process started, in clock ticks since the computer's start (proc_pid_stat(5), fields 3 and 22). One that
+/// has ended and only waits to be collected is none.
 fn started_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(") ")?.1.split_whitespace().nth(19)?.parse().ok()
+    // The command's name can hold blanks and parentheses: count from its end.
+    let mut fields = stat.rsplit_once(") ")?.1.split_whitespace();
+    if matches!(fields.next()?, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
 }
 
 /// How the session's supervisor stands; `None` where there is none, or one whose sandbox has ended.
@@ -160,17 +162,22 @@ mod tests {
     }
 
     #[test]
-    fn only_a_held_lock_means_a_living_supervisor() {
+    fn only_the_very_process_means_a_living_supervisor() {
         let dir = tempfile::tempdir().unwrap();
         let layout = SessionLayout::new(dir.path());
         assert!(!is_held(&layout));
-        write_mark(&layout, &mark_of(1, 0, boot_id()));
-        assert!(!is_held(&layout));
-        let lock = File::open(layout.mark()).unwrap();
-        flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
-        assert!(is_held(&layout));
-        drop(lock);
-        assert!(!is_held(&layout));
+        let (pid, ticks) = (std::process::id(), started_ticks(std::process::id()).unwrap());
+        for (mark, expected) in [
+            (mark_of(pid, ticks, boot_id()), true),
+            (mark_of(pid, ticks + 1, boot_id()), false),
+            (mark_of(pid, ticks, "another".into()), false),
+            (mark_of(u32::MAX, ticks, boot_id()), false),
+        ] {
+            write_mark(&layout, &mark);
+            assert_eq!(is_held(&layout), expected, "{mark:?}");
+        }
+        fs::write(layout.mark(), "{\"pid\":").unwrap();
+        assert!(!is_held(&layout), "half a mark");
     }
 
     #[tokio::test]
@@ -191,31 +198,15 @@ mod tests {
     async fn a_supervisor_that_does_not_answer_is_killed() {
         let dir = tempfile::tempdir().unwrap();
         let layout = SessionLayout::new(dir.path());
-        write_mark(&layout, &mark_of(0, 0, boot_id()));
-        // A process that holds the lock, as a supervisor does, and listens to nobody.
-        let mut hung = std::process::Command::new("flock").arg(layout.mark()).args(["sleep", "60"]).spawn().unwrap();
-        while !is_held(&layout) {
-            tokio::time::sleep(STEP).await;
-        }
+        // Alive, and listens to nobody.
+        let mut hung = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         write_mark(&layout, &mark_of(hung.id(), started_ticks(hung.id()).unwrap(), boot_id()));
-        let id = hung.id();
-        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
-        for child in children.split_whitespace() {
-            // The lock is shared with what `flock` runs; a supervisor's isn't.
-            kill(Pid::from_raw(child.parse().unwrap()), Signal::SIGSTOP).unwrap();
-        }
         let ended = tokio::task::spawn_blocking(move || hung.wait().unwrap());
-        let end = end_sandbox(&layout, &dir.path().join("runsc"), EndReason::Asked, Duration::ZERO);
-        let killer = async {
-            let status = ended.await.unwrap();
-            for child in children.split_whitespace() {
-                kill(Pid::from_raw(child.parse().unwrap()), Signal::SIGKILL).unwrap();
-            }
-            status
-        };
-        let (result, status) = tokio::join!(end, killer);
+        let runsc_state = dir.path().join("runsc");
+        let end = end_sandbox(&layout, &runsc_state, EndReason::Asked, Duration::ZERO);
+        let (result, status) = tokio::join!(end, ended);
         result.unwrap();
-        assert!(!status.success());
+        assert!(!status.unwrap().success());
     }
 
     #[test]

@@ -78,9 +78,7 @@ impl Engine {
                     }
                 }
             }
-            while inner.pool.len() > 0 {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
+            inner.pool.emptied.cancelled().await;
         };
         if tokio::time::timeout(DRAIN_LIMIT, quiet).await.is_err() {
             tracing::warn!("operations are still under way; the next server goes on with them");

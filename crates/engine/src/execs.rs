@@ -72,7 +72,7 @@ impl Engine {
             }
             live = self.inner.usable(&session, &caller.actor, new.start).await?;
         }
-        Err(Error::Unresponsive { session: id })
+        Err(session.held())
     }
 
     /// The connection ended after an exec was asked for: whether it runs, what was written down says.

@@ -8,7 +8,7 @@ use crate::{
     inner::{Inner, blocking},
     session::{SandboxEnd, Session},
 };
-use journal::{LineItem, Reader, read_lines};
+use journal::{LineItem, LineReadError, ReadError, Reader, read_lines};
 use model::{Actor, EventType, Offset, Timestamp};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -52,6 +52,14 @@ pub(crate) async fn drain(inner: &Arc<Inner>, session: &Arc<Session>) -> Result<
         let lines = match read {
             Ok(lines) if lines.items.is_empty() => return Ok(told),
             Ok(lines) => lines,
+            // It was just deleted.
+            Err(_) if !session.layout.dir().exists() => return Ok(told),
+            Err(LineReadError::Read(ReadError::BeyondTail { tail, .. })) => {
+                // A loss of power took facts that were applied already: what follows is written from there on.
+                tracing::warn!(session = %session.id, %from, %tail, "facts that were applied are gone");
+                inner.change(session, Box::new(move |row| Some(reset(row, from, tail)))).await?;
+                return Ok(told);
+            }
             Err(error) => {
                 // Damage stops this session's facts, and nothing else.
                 tracing::error!(session = %session.id, %error, "the facts of a session can't be read");
@@ -73,6 +81,15 @@ pub(crate) async fn drain(inner: &Arc<Inner>, session: &Arc<Session>) -> Result<
         let next = lines.next;
         inner.change(session, Box::new(move |row| Some(apply(row, &found, next)))).await?;
     }
+}
+
+/// Reads on at `tail`, unless somebody has read on meanwhile.
+fn reset(row: &SessionRow, from: Offset, tail: Offset) -> SessionChange {
+    let mut change = SessionChange::new(row.clone());
+    if row.facts_offset == from {
+        change.session.facts_offset = tail;
+    }
+    change
 }
 
 fn parse(items: Vec<LineItem>) -> Vec<Found> {
@@ -152,8 +169,8 @@ fn apply_one(change: &mut SessionChange, line: &FactLine) {
             change.events.push(event(EventType::GAP, Actor::system(), data));
         }
         Fact::Unsaveable { items } => {
-            let items: Vec<Value> = items.iter().map(unsaveable).collect();
-            change.events.push(event(EventType::MEMORY_UNSAVEABLE, Actor::inside(), json!({ "items": items })));
+            let (kind, data) = saveable(&items);
+            change.events.push(event(kind, Actor::inside(), data));
         }
         Fact::Oom { limit_bytes, used_bytes, killed } => {
             let data = json!({ "limit_bytes": limit_bytes, "used_bytes": used_bytes, "killed": killed });
@@ -169,6 +186,15 @@ fn apply_one(change: &mut SessionChange, line: &FactLine) {
         // Told by the change of state that follows.
         Fact::Confirmed { ok: true, .. } | Fact::SandboxEnded { .. } | Fact::Unknown => {}
     }
+}
+
+/// What stands in the way of saving the memory: the first of it at the top, all in `items`. With nothing left of it the
+/// memory can be saved again.
+fn saveable(items: &[wire::records::Unsaveable]) -> (EventType, Value) {
+    let Some(first) = items.first() else { return (EventType::MEMORY_SAVEABLE, json!({})) };
+    let mut data = unsaveable(first);
+    data["items"] = items.iter().map(unsaveable).collect();
+    (EventType::MEMORY_UNSAVEABLE, data)
 }
 
 fn unsaveable(item: &wire::records::Unsaveable) -> Value {
@@ -251,7 +277,7 @@ pub(crate) fn terminal_of(row: &TerminalRow) -> Result<TerminalRecord, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::{EndReason, ExecId, Generation, ExecState, Runtime, SessionId};
+    use model::{EndReason, ExecId, ExecState, Generation, Runtime, SessionId};
 
     fn line(fact: Fact) -> FactLine {
         FactLine { at: Timestamp(50), generation: Generation::FIRST, fact }

@@ -77,7 +77,7 @@ impl Engine {
                 Err(error) => return Err(session.call_error(error)),
             }
         }
-        Err(Error::Unresponsive { session: id })
+        Err(session.held())
     }
 
     /// Who can be asked about files that are only read; `None`: the disk itself.

@@ -33,8 +33,8 @@ pub struct OutputReader {
     ahead: Option<JoinHandle<Read>>,
     /// Tells of growth.
     told: Option<Conn>,
-    /// Everything below will be there before the end.
-    end: Option<Offset>,
+    /// What printed has ended, and everything it printed is in the journal.
+    ended: bool,
 }
 
 impl Engine {
@@ -62,7 +62,7 @@ impl Engine {
 impl OutputReader {
     pub(crate) fn new(engine: Engine, session: Arc<Session>, name: JournalName, from: Offset) -> OutputReader {
         let reader = Some(Reader::open(session.layout.journal(&name)));
-        OutputReader { engine, session, name, position: from, reader, ahead: None, told: None, end: None }
+        OutputReader { engine, session, name, position: from, reader, ahead: None, told: None, ended: false }
     }
 
     /// The offset of the next byte.
@@ -90,7 +90,8 @@ impl OutputReader {
                 }
                 Chunk::End if !follow => return Ok(OutputItem::End),
                 Chunk::End => {
-                    if self.end.is_some_and(|end| self.position >= end) {
+                    // Known before this read: all there will be was there.
+                    if self.ended {
                         return Ok(OutputItem::End);
                     }
                     self.wait().await?;
@@ -133,9 +134,8 @@ impl OutputReader {
     async fn wait(&mut self) -> Result<(), Error> {
         let mut changes = self.session.changes();
         changes.borrow_and_update();
-        // Asked before the next look at the journal: what is known to be the end now is all there by then.
-        if let Some(end) = ended(&self.engine, &self.session, &self.name).await? {
-            self.end = Some(end.max(self.position));
+        if has_ended(&self.engine, &self.session, &self.name).await? {
+            self.ended = true;
             return Ok(());
         }
         if self.told.is_none() {
@@ -177,25 +177,16 @@ async fn watch(inner: &Inner, session: &Session, name: &JournalName) -> Option<C
     Some(conn)
 }
 
-/// Where a journal ends, once that is known.
-async fn ended(engine: &Engine, session: &Session, name: &JournalName) -> Result<Option<Offset>, Error> {
+/// True once what prints into a journal has ended. Its record says so only when the journal has everything.
+async fn has_ended(engine: &Engine, session: &Session, name: &JournalName) -> Result<bool, Error> {
     Ok(match name {
-        JournalName::Stdout(exec) => {
-            let record = engine.exec(session.id, *exec).await?;
-            (record.state != ExecState::Running).then_some(record.stdout_bytes)
+        JournalName::Stdout(exec) | JournalName::Stderr(exec) => {
+            engine.exec(session.id, *exec).await?.state != ExecState::Running
         }
-        JournalName::Stderr(exec) => {
-            let record = engine.exec(session.id, *exec).await?;
-            (record.state != ExecState::Running).then_some(record.stderr_bytes)
-        }
-        JournalName::Terminal(terminal) => {
-            let record = engine.terminal(session.id, *terminal).await?;
-            (record.state == TerminalState::Ended).then_some(record.output_bytes)
-        }
+        JournalName::Terminal(terminal) => engine.terminal(session.id, *terminal).await?.state == TerminalState::Ended,
         // A service can always print again while its session can run.
         JournalName::Service(_) | JournalName::Facts => {
-            let state = engine.session(session.id).await?.row.state;
-            matches!(state, State::Failed | State::Deleted).then_some(Offset::ZERO)
+            matches!(engine.session(session.id).await?.row.state, State::Failed | State::Deleted)
         }
     })
 }

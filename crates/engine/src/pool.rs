@@ -21,6 +21,7 @@ use tokio::{
     sync::{Notify, Semaphore},
     time::Instant,
 };
+use tokio_util::sync::CancellationToken;
 use wire::control::{Start, SuperviseSpec};
 
 /// The pool is filled again this long after the latest create, so as not to compete with a burst of them.
@@ -45,6 +46,8 @@ pub(crate) struct Pool {
     /// When a session was last created.
     latest: Mutex<Option<Instant>>,
     changed: Notify,
+    /// Cancelled once every sandbox of it has ended.
+    pub emptied: CancellationToken,
 }
 
 impl Pool {
@@ -82,28 +85,27 @@ impl Pool {
 
 /// Keeps the pool filled until the engine closes, then ends what is in it.
 pub(crate) async fn keep(inner: Arc<Inner>) {
-    let stop = inner.draining.clone();
-    tokio::select! {
-        () = fill(&inner) => {}
-        () = stop.cancelled() => {}
-    }
-    empty(&inner).await;
-}
-
-/// Ends every pooled sandbox.
-async fn empty(inner: &Arc<Inner>) {
-    let all = inner.pool.take_all().into_iter().map(|pooled| discard(inner, pooled.id));
+    fill(&inner).await;
+    let all = inner.pool.take_all().into_iter().map(|pooled| discard(&inner, pooled.id));
     futures_util::future::join_all(all).await;
+    inner.pool.emptied.cancel();
 }
 
+/// Fills it, until no new work is taken. What is being booted then is seen through.
 async fn fill(inner: &Arc<Inner>) {
-    loop {
+    while !inner.draining.is_cancelled() {
         let wanted = if has_room() { inner.config.pool_size } else { 0 };
         if inner.pool.len() >= wanted {
-            inner.pool.changed.notified().await;
+            tokio::select! {
+                () = inner.pool.changed.notified() => {}
+                () = inner.draining.cancelled() => return,
+            }
         }
         if let Some(calm) = inner.pool.calm_at().filter(|calm| *calm > Instant::now()) {
-            tokio::time::sleep_until(calm).await;
+            tokio::select! {
+                () = tokio::time::sleep_until(calm) => {}
+                () = inner.draining.cancelled() => return,
+            }
             continue;
         }
         if inner.pool.len() < wanted
@@ -113,6 +115,7 @@ async fn fill(inner: &Arc<Inner>) {
             tokio::select! {
                 () = tokio::time::sleep(AFTER_FAILURE) => {}
                 () = inner.pool.changed.notified() => {}
+                () = inner.draining.cancelled() => return,
             }
         }
     }

@@ -123,11 +123,17 @@ async fn one(inner: &Arc<Inner>, row: SessionRow, operation: Option<OperationRow
             run(inner, &session, operation, job).await
         }
         (Plan::FailCreate, _) => fail_create(inner, &session, operation).await,
-        (Plan::UndoWake, _) => {
+        (Plan::UndoWake, live) => {
             end(EndReason::StartFailed).await?;
             let error = Error::internal("the server ended while it woke the session");
             let failure = match session.view().row.image_generation {
-                Some(image_of) => wake::judge(&session.layout, image_of, error).await,
+                Some(image_of) => {
+                    if live.is_some() {
+                        // What was alive may have been running on.
+                        wake::suspect(&session.layout, image_of).await?;
+                    }
+                    wake::judge(&session.layout, image_of, error).await
+                }
                 None => Failure::plain(error),
             };
             let operation = operation.unwrap_or_else(|| made_up(inner, &session, OperationKind::Wake));

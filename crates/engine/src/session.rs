@@ -122,6 +122,15 @@ impl Session {
         self.end.lock().unwrap_or_else(PoisonError::into_inner).clone().filter(|end| end.generation == generation)
     }
 
+    /// What a caller is told who met the session changing at every try.
+    pub(crate) fn held(&self) -> Error {
+        let session = self.id;
+        match self.view().operation {
+            Some(operation) => Error::Held { session, operation: operation.id, kind: operation.kind },
+            None => Error::Unresponsive { session },
+        }
+    }
+
     /// What a caller is told whose request got no answer.
     pub(crate) fn call_error(&self, error: CallError) -> Error {
         let session = self.id;

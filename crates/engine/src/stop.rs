@@ -18,6 +18,7 @@ const READ_LIMIT: Duration = Duration::from_secs(10);
 pub(crate) async fn run(context: &Context) -> Result<(), Failure> {
     let (inner, session) = (&context.inner, &context.session);
     let live = session.live();
+    let given_up = session.view().row.image_generation;
     let grace = if session.view().row.state.has_sandbox() { GRACE } else { Duration::ZERO };
     ending::end_sandbox(&session.layout, inner.programs.runsc_state(), EndReason::Asked, grace).await?;
     if let Some(live) = live {
@@ -39,6 +40,8 @@ pub(crate) async fn run(context: &Context) -> Result<(), Failure> {
         row.image_generation = None;
     };
     context.finish(Box::new(change)).await?;
-    wake::drop_images(session);
+    if let Some(spent) = given_up {
+        wake::drop_image(session, spent);
+    }
     Ok(())
 }

@@ -142,11 +142,18 @@ impl Engine {
         }
     }
 
-    /// Joins a terminal. Who may type wakes a hibernated session; an observer doesn't.
+    /// Joins a terminal. Who may type wakes a hibernated session, unless `wake` is false; an observer doesn't.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Inside`] for one that has ended; why the session can't be used.
-    pub async fn attach(&self, caller: &Caller, id: SessionId, mut attach: Attach, start: bool) -> Result<Attachment, Error> {
+    pub async fn attach(
+        &self,
+        caller: &Caller,
+        id: SessionId,
+        mut attach: Attach,
+        wake: bool,
+        start: bool,
+    ) -> Result<Attachment, Error> {
         if !matches!(attach.mode.as_str(), "write" | "observe" | "take") {
             return Err(Error::invalid("mode", "it is write, observe or take"));
         }
@@ -165,6 +172,7 @@ impl Engine {
                 Some(live) => live,
                 None => self.running(&session)?,
             },
+            _ if !wake => self.running(&session)?,
             _ => self.inner.usable(&session, &caller.actor, start).await?,
         };
         attach.actor = Some(caller.actor.to_string());

@@ -19,7 +19,8 @@ use snapshot::{Hash, image::ImageDescriptor};
 use std::{path::Path, sync::Arc, time::Duration};
 use store::SessionRow;
 use wire::{
-    control::{Request, Start, SuperviseSpec},
+    Code,
+    control::{Phase, Request, Start, SuperviseSpec},
     layout::SessionLayout,
 };
 
@@ -35,21 +36,44 @@ pub(crate) async fn run(context: &Context) -> Result<(), Failure> {
     let session = &context.session;
     let row = session.view().row;
     if let Some(live) = session.live().filter(|live| live.generation() == row.generation) {
-        match thaw(&live, row.generation.next()).await {
-            Ok(()) => return woken(context, &live, &row, true).await,
-            Err(CallError::Refused(error)) => {
-                tracing::info!(session = %session.id, %error, "woken from the image, not by a thaw")
+        let next = row.generation.next();
+        let thawed = live.supervisor.call_within(&Request::Thaw { generation: next }, THAW_LIMIT).await;
+        if thawed.is_ok() || has_thawed(&live, next).await {
+            live.set_generation(next);
+            return woken(context, &live, &row, true).await;
+        }
+        match thawed {
+            // It was just ending, or had ended: frozen to its end.
+            Ok(_) | Err(CallError::Unreachable(_)) => {}
+            Err(CallError::Refused(error)) if error.code == Code::Busy => {}
+            // It may have run on before it failed.
+            Err(error) => {
+                tracing::warn!(session = %session.id, %error, "a frozen original could not be thawed");
+                ending::clear_the_way(&session.layout, context.inner.programs.runsc_state()).await?;
+                if let Some(image_of) = row.image_generation {
+                    suspect(&session.layout, image_of).await?;
+                    let failure = judge(&session.layout, image_of, session.call_error(error)).await;
+                    if failure.memory_spent {
+                        return Err(failure);
+                    }
+                }
             }
-            Err(error) => tracing::warn!(session = %session.id, %error, "woken from the image, not by a thaw"),
         }
     }
     restore(context, &row).await
 }
 
-async fn thaw(live: &Live, generation: Generation) -> Result<(), CallError> {
-    live.supervisor.call_within(&Request::Thaw { generation }, THAW_LIMIT).await?;
-    live.set_generation(generation);
-    Ok(())
+/// True where a thaw whose answer was lost has happened.
+async fn has_thawed(live: &Live, generation: Generation) -> bool {
+    let status = ending::phase(live).await.ok().flatten();
+    status.is_some_and(|status| status.phase == Phase::Running && status.generation == generation)
+}
+
+/// Notes that programs may have run on from the image.
+pub(crate) async fn suspect(layout: &SessionLayout, image_of: Generation) -> Result<(), Error> {
+    let marker = layout.image(image_of).join(STARTED);
+    let noted = blocking(move || std::fs::File::create(marker).and_then(|file| file.sync_all())).await?;
+    noted.map_err(|e| launch::io_error(&e, "mark the memory image as used"))
 }
 
 /// Restores from the image, under a new supervisor.
@@ -99,15 +123,17 @@ async fn woken(context: &Context, live: &Arc<Live>, row: &SessionRow, thawed: bo
         change.events.push(event.clone());
     };
     context.finish(Box::new(change)).await?;
-    drop_images(&context.session);
+    if let Some(spent) = row.image_generation {
+        drop_image(&context.session, spent);
+    }
     Ok(())
 }
 
-/// Removes spent images, in the background.
-pub(crate) fn drop_images(session: &Arc<Session>) {
+/// Removes a spent image, in the background.
+pub(crate) fn drop_image(session: &Arc<Session>, image_of: Generation) {
     let session = session.clone();
     tokio::task::spawn_blocking(move || {
-        if let Err(error) = ending::remove_tree(&session.layout.images()) {
+        if let Err(error) = ending::remove_tree(&session.layout.image(image_of)) {
             tracing::warn!(session = %session.id, %error, "a spent memory image stays");
         }
     });

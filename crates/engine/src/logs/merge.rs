@@ -47,25 +47,29 @@ pub(crate) fn merge(
     // Not opened before its time has come: there can be thousands.
     let mut heap: BinaryHeap<Reverse<(Timestamp, usize)>> =
         lines.iter().enumerate().map(|(at, lines)| Reverse((lines.stream.since, at))).collect();
-    while let Some(Reverse((_, at))) = heap.pop() {
+    while let Some(Reverse((guess, at))) = heap.pop() {
         let stream = &mut lines[at];
-        match stream.next() {
-            Ok(Some(line)) => {
-                if since.is_none_or(|since| line.at >= since) && !give(Ok(line)) {
-                    return None;
-                }
-                match stream.peek() {
-                    Ok(Some(time)) => heap.push(Reverse((time, at))),
-                    Ok(None) => stream.close(),
-                    Err(error) => drop(give(Err(error))),
-                }
+        let given = match stream.peek() {
+            // It was only the earliest that it could be.
+            Ok(Some(time)) if time > guess => {
+                heap.push(Reverse((time, at)));
+                continue;
             }
-            // It was only a guess that it has a line at that time.
-            Ok(None) => stream.close(),
+            Ok(Some(time)) => {
+                heap.push(Reverse((time, at)));
+                stream.next().filter(|line| since.is_none_or(|since| line.at >= since)).is_none_or(|line| give(Ok(line)))
+            }
+            Ok(None) => {
+                stream.close();
+                true
+            }
             Err(error) => {
                 give(Err(error));
-                return None;
+                false
             }
+        };
+        if !given {
+            return None;
         }
     }
     // A line that never came to its end is a line all the same, once nothing can follow it.
@@ -113,11 +117,10 @@ impl Lines {
         }
     }
 
-    fn next(&mut self) -> Result<Option<LogLine>, Error> {
-        if self.peek()?.is_none() {
-            return Ok(None);
-        }
-        Ok(self.ready.pop_front().map(|(at, bytes)| self.line(at, &bytes)))
+    /// The line that [`Self::peek`] told of.
+    fn next(&mut self) -> Option<LogLine> {
+        let (at, bytes) = self.ready.pop_front()?;
+        Some(self.line(at, &bytes))
     }
 
     fn line(&self, at: Timestamp, bytes: &[u8]) -> LogLine {
@@ -144,8 +147,10 @@ impl Lines {
         if !std::mem::replace(&mut self.begun, true)
             && let Some(since) = self.since
         {
-            self.position = index.offset_at(since).map_err(Error::internal)?;
-            self.skipping = self.position > Offset::ZERO;
+            let from = index.offset_at(since).map_err(Error::internal)?;
+            // From the byte before: where that is a line's end, no line is cut.
+            self.skipping = from > Offset::ZERO;
+            self.position = Offset(from.0.saturating_sub(1));
         }
         let chunk = reader.read(self.position, CHUNK).map_err(Error::internal)?;
         let more = match chunk {
