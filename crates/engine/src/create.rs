@@ -324,6 +324,7 @@ pub(crate) async fn run_stored(
     actor: model::Actor,
 ) -> Result<Admitted, Error> {
     let (reply, answer) = oneshot::channel();
+    let (operation, job) = (Box::new(operation), Box::new(job));
     tell(inner, session, Message::Run { operation, job, actor, reply }).await?;
     answer.await.map_err(|_| Error::ShuttingDown)
 }
@@ -410,6 +411,7 @@ async fn boot(context: &Context, base: Base) -> Result<Arc<Live>, Error> {
         lower: base.lower,
         runtime: base.runtime,
         resources: row.resources,
+        keep_output_bytes: inner.config.keep_output,
         identity: Some(identity(&row)),
         pins: base.pins,
     };

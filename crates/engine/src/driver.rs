@@ -62,8 +62,8 @@ pub(crate) enum Message {
     },
     /// An operation that is in the store already: of a session just created, or found at the start.
     Run {
-        operation: OperationRow,
-        job: Job,
+        operation: Box<OperationRow>,
+        job: Box<Job>,
         actor: Actor,
         reply: oneshot::Sender<Admitted>,
     },
@@ -205,7 +205,7 @@ impl Driver {
                 let _ = reply.send(result);
             }
             Message::Run { operation, job, actor, reply } => {
-                let admitted = self.start(operation, job, actor);
+                let admitted = self.start(*operation, *job, actor);
                 let _ = reply.send(admitted);
             }
             Message::Finish { operation, change, reply } => {

@@ -169,7 +169,7 @@ fn apply_one(change: &mut SessionChange, line: &FactLine) {
             change.events.push(event(EventType::GAP, Actor::system(), data));
         }
         Fact::Unsaveable { items } => {
-            let (kind, data) = saveable(&items);
+            let (kind, data) = saveable(items);
             change.events.push(event(kind, Actor::inside(), data));
         }
         Fact::Oom { limit_bytes, used_bytes, killed } => {

@@ -2,6 +2,7 @@
 
 use crate::{ByteStream, Caller, Engine, Error, FileAnswer, inner::blocking, session::Session, supervisor_client::CallError};
 use bytes::Bytes;
+use futures_util::StreamExt;
 use model::{FileMeta, FileType, SessionId, State};
 use snapshot::view::{DiskView, ViewError};
 use std::{
@@ -49,7 +50,7 @@ impl Engine {
             } else {
                 match self.readable(&session)? {
                     Some(live) => live,
-                    None => return self.from_disk(&session, request).await,
+                    None => return self.read_disk(&session, request).await,
                 }
             };
             let asked = Request::File { request: request.clone(), actor: Some(caller.actor.to_string()) };
@@ -64,6 +65,8 @@ impl Engine {
             match answered.await {
                 Ok((conn, Answer::File { reply })) => {
                     let bytes = request.gives_bytes().then(|| conn.into_bytes());
+                    let is_watch = matches!(request, FileRequest::Watch { .. });
+                    let bytes = if is_watch { bytes.map(|bytes| while_running(&session, bytes)) } else { bytes };
                     return Ok(FileAnswer { reply, bytes });
                 }
                 Ok((conn, Answer::Streaming)) if request.gives_bytes() => {
@@ -96,7 +99,7 @@ impl Engine {
         }
     }
 
-    async fn from_disk(&self, session: &Arc<Session>, request: FileRequest) -> Result<FileAnswer, Error> {
+    async fn read_disk(&self, session: &Arc<Session>, request: FileRequest) -> Result<FileAnswer, Error> {
         if matches!(request, FileRequest::Watch { .. }) {
             let reason = format!("it is {}", session.view().row.state);
             return Err(Error::NotRunning { session: session.id, reason });
@@ -109,6 +112,24 @@ impl Engine {
         })
         .await?
     }
+}
+
+/// A watch ends with its sandbox, also where that is kept for a while after a hibernate.
+fn while_running(session: &Arc<Session>, bytes: ByteStream) -> ByteStream {
+    let session = session.clone();
+    let generation = session.view().row.generation;
+    let over = async move {
+        let mut changes = session.changes();
+        loop {
+            changes.borrow_and_update();
+            let row = session.view().row;
+            let lives = matches!(row.state, State::Running | State::Paused) && row.generation == generation;
+            if !lives || changes.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    Box::pin(bytes.take_until(Box::pin(over)))
 }
 
 /// What every request is refused for, wherever it goes.

@@ -11,7 +11,7 @@ use crate::{
 use model::{Actor, Timestamp, TokenId};
 use rand::Rng;
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     fs, io,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
@@ -51,11 +51,11 @@ pub(crate) async fn open(data_dir: &Path, store: &Arc<dyn Store>) -> Result<Toke
         Err(e) => return Err(io("read the administrator's token in")(e)),
     };
     let hash = hash(&secret);
-    if !known.contains_key(&hash) {
+    if let Entry::Vacant(vacant) = known.entry(hash.clone()) {
         let row = TokenRow {
             id: TokenId::new(),
             name: ADMIN.to_owned(),
-            hash: hash.clone(),
+            hash,
             scopes: vec![Scope::Admin.as_str().to_owned(), Scope::Host.as_str().to_owned()],
             sessions: None,
             created_at: now(),
@@ -64,7 +64,7 @@ pub(crate) async fn open(data_dir: &Path, store: &Arc<dyn Store>) -> Result<Toke
             last_used_at: None,
         };
         store.insert_token(row.clone()).await?;
-        known.insert(hash, row);
+        vacant.insert(row);
     }
     write_private(&path, format!("{secret}\n").as_bytes()).map_err(io("write the administrator's token into"))?;
     Ok(TokenCache { known: Mutex::new(known), used: Mutex::default() })
