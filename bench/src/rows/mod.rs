@@ -1,0 +1,31 @@
+//! What is measured. Rows that share their set-up are measured together.
+
+mod create;
+mod exec;
+mod output;
+mod size;
+mod sleep;
+mod terminal;
+
+use crate::report::Row;
+use anyhow::Result;
+
+/// Rows that are measured in one go.
+pub struct Group {
+    pub ids: &'static [&'static str],
+    pub run: fn() -> Result<Vec<Row>>,
+}
+
+/// All rows, in the order of the table.
+pub const GROUPS: &[Group] = &[
+    Group { ids: &["create-pooled", "create-pooled-p99", "create-unpooled"], run: create::create },
+    Group { ids: &["exec-true", "probe"], run: exec::exec },
+    Group { ids: &["hibernate-python", "wake-python"], run: sleep::python },
+    Group { ids: &["hibernate-random", "wake-random"], run: sleep::random },
+    Group { ids: &["wake-in-grace"], run: sleep::in_grace },
+    Group { ids: &["output-raw", "output-live"], run: output::output },
+    Group { ids: &["attach-10k"], run: terminal::attach },
+    Group { ids: &["supervisor-rss"], run: size::supervisor },
+    Group { ids: &["server-1000-rss", "server-1000-ls"], run: size::server },
+    Group { ids: &["template-host-time", "template-host-disk"], run: size::template_host },
+];
