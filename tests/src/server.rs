@@ -110,6 +110,11 @@ impl Server {
         self.child = Some(child);
     }
 
+    /// Other arguments of `serve` for the next start.
+    pub fn set_args(&mut self, args: &[&str]) {
+        self.options.args = args.iter().map(|arg| (*arg).to_owned()).collect();
+    }
+
     /// What the server wrote to standard error.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.data().join("server.log")).unwrap_or_default()
