@@ -11,7 +11,8 @@ use crate::{
     services::Services,
     works::{Start, Works},
 };
-use std::{cell::RefCell, fs::File, io, rc::Rc, time::Duration};
+use model::{Offset, ServiceName};
+use std::{cell::RefCell, collections::BTreeMap, fs::File, io, rc::Rc, time::Duration};
 use tokio::sync::Notify;
 use wire::{
     Code, Frame, WireError,
@@ -93,7 +94,7 @@ impl Guest {
     async fn hello(self: &Rc<Self>, hello: Hello) {
         self.transfers.stop(self).await;
         if let Some(identity) = hello.identity {
-            self.become_someone(identity);
+            self.become_someone(identity, &hello.service_offsets);
         }
         let reply = HelloReply {
             protocol: PROTOCOL.min(hello.protocol),
@@ -107,7 +108,7 @@ impl Guest {
         self.hub.borrow_mut().hello(reply);
     }
 
-    fn become_someone(self: &Rc<Self>, identity: Identity) {
+    fn become_someone(self: &Rc<Self>, identity: Identity, service_offsets: &BTreeMap<ServiceName, Offset>) {
         if self.identity.borrow().as_ref() == Some(&identity) {
             return;
         }
@@ -115,7 +116,7 @@ impl Guest {
         self.works.borrow_mut().groups.set_limit(identity.pids);
         let services = identity.services.clone();
         *self.identity.borrow_mut() = Some(identity);
-        self.set_services(services);
+        self.set_services(services, service_offsets);
     }
 
     fn request(self: &Rc<Self>, id: u64, request: Request) {
@@ -150,8 +151,8 @@ impl Guest {
         match request {
             Request::Signal { work, signal, tree } => self.signal(&work, signal, tree).await.map(|()| Reply::Done),
             Request::Resize { terminal, size } => self.resize(&Work::Terminal(terminal), size).map(|()| Reply::Done),
-            Request::SetServices { services } => {
-                self.set_services(services);
+            Request::SetServices { services, offsets } => {
+                self.set_services(services, &offsets);
                 Ok(Reply::Done)
             }
             Request::Service { name, action } => self.service_action(&name, &action).await.map(|()| Reply::Done),

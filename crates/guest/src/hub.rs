@@ -311,10 +311,10 @@ impl Hub {
     }
 
     /// Opens a stream for a service under a number of the guest's own.
-    pub fn open_service_stream(&mut self, role: Role) -> StreamId {
+    pub fn open_service_stream(&mut self, role: Role, from: Offset) -> StreamId {
         let id = StreamId(self.next_service);
         self.next_service += 1;
-        let window = SendWindow::starting_at(Offset::ZERO);
+        let window = SendWindow::starting_at(from);
         self.sending.insert(id, Sending { window, role, queued: false, room: Rc::new(Notify::new()) });
         id
     }

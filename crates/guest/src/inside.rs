@@ -4,6 +4,7 @@ use crate::{
     child,
     guest::Guest,
     program::{self, Setting},
+    ready::{For, Shared, Watched},
     shims::{Answer, Question, SOCKET},
     sys::{self, Status},
 };
@@ -15,16 +16,16 @@ use std::{
     mem::MaybeUninit,
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::fs::PermissionsExt,
+        unix::{
+            fs::PermissionsExt,
+            net::{UnixListener, UnixStream},
+        },
     },
     path::Path,
     rc::Rc,
     time::Duration,
 };
-use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Interest},
-    net::{UnixListener, UnixStream},
-};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use wire::{Code, WireError, records::Program};
 
 /// How often to see whether somebody has removed the socket.
@@ -51,20 +52,21 @@ pub async fn serve(guest: Rc<Guest>) {
     }
 }
 
-fn listen() -> io::Result<UnixListener> {
+fn listen() -> io::Result<Watched<UnixListener>> {
     if let Some(dir) = Path::new(SOCKET).parent() {
         fs::create_dir_all(dir)?;
     }
     let _ = fs::remove_file(SOCKET);
     let listener = UnixListener::bind(SOCKET)?;
     fs::set_permissions(SOCKET, Permissions::from_mode(0o666))?;
-    Ok(listener)
+    listener.set_nonblocking(true)?;
+    Watched::new(listener)
 }
 
-async fn accept(guest: &Rc<Guest>, listener: &UnixListener) {
+async fn accept(guest: &Rc<Guest>, listener: &Watched<UnixListener>) {
     loop {
-        match tokio::time::timeout(LOOK, listener.accept()).await {
-            Ok(Ok((stream, _))) => {
+        match tokio::time::timeout(LOOK, next_caller(listener)).await {
+            Ok(Ok(stream)) => {
                 let guest = guest.clone();
                 tokio::task::spawn_local(async move {
                     // A caller that hangs up early isn't worth a line.
@@ -81,10 +83,27 @@ async fn accept(guest: &Rc<Guest>, listener: &UnixListener) {
     }
 }
 
-async fn answer(guest: Rc<Guest>, stream: UnixStream) -> io::Result<()> {
-    let caller = stream.peer_cred()?.pid().and_then(|pid| u32::try_from(pid).ok());
+/// Waits for the next connection.
+async fn next_caller(listener: &Watched<UnixListener>) -> io::Result<Watched<UnixStream>> {
+    loop {
+        listener.ready(For::Reading).await;
+        match listener.try_io(For::Reading, UnixListener::accept) {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(true)?;
+                return Watched::new(stream);
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+async fn answer(guest: Rc<Guest>, stream: Watched<UnixStream>) -> io::Result<()> {
+    let caller = rustix::net::sockopt::socket_peercred(stream.get_ref())?.pid.as_raw_pid();
+    let caller = u32::try_from(caller).ok();
     let (first, fds) = first_piece(&stream).await?;
-    let (read, mut write) = stream.into_split();
+    let stream = Rc::new(stream);
+    let (read, mut write) = (Shared(stream.clone()), Shared(stream));
     let mut reader = BufReader::new(tokio::io::AsyncReadExt::chain(io::Cursor::new(first), read));
     let mut line = String::new();
     let mut limited = tokio::io::AsyncReadExt::take(&mut reader, LONGEST as u64);
@@ -145,13 +164,13 @@ async fn service(guest: &Rc<Guest>, action: &str, name: String) -> Result<(), Wi
 }
 
 /// The first bytes of a question and the descriptors beside them.
-async fn first_piece(stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+async fn first_piece(stream: &Watched<UnixStream>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     loop {
-        stream.readable().await?;
+        stream.ready(For::Reading).await;
         let mut bytes = vec![0; 64 * 1024];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut beside = RecvAncillaryBuffer::new(&mut space);
-        let received = stream.try_io(Interest::READABLE, || {
+        let received = stream.try_io(For::Reading, |stream| {
             let mut pieces = [IoSliceMut::new(&mut bytes)];
             rustix::net::recvmsg(stream, &mut pieces, &mut beside, RecvFlags::CMSG_CLOEXEC).map_err(io::Error::from)
         });

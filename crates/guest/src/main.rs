@@ -27,6 +27,7 @@ mod inside;
 mod limits;
 mod program;
 mod pump;
+mod ready;
 mod services;
 mod shims;
 mod sys;
@@ -36,7 +37,6 @@ mod works;
 
 use guest::Guest;
 use std::{os::fd::OwnedFd, process::ExitCode, rc::Rc};
-use tokio::io::unix::AsyncFd;
 
 fn main() -> ExitCode {
     if let Some(code) = shims::run(std::env::args_os().map(|a| a.to_string_lossy().into_owned())) {
@@ -73,7 +73,7 @@ async fn serve(children: OwnedFd) -> std::io::Result<()> {
     }
     let mut incoming = channel::start_reader()?;
     tokio::task::spawn_local(channel::write_forever(guest.clone()));
-    tokio::task::spawn_local(reap_forever(guest.clone(), sys::watch(children)?));
+    tokio::task::spawn_local(reap_forever(guest.clone(), ready::Watched::new(children)?));
     tokio::task::spawn_local(guest.clone().enforce_timeouts());
     tokio::task::spawn_local(figures::watch_unsaveable(guest.clone()));
     while let Some(batch) = incoming.recv().await {
@@ -85,12 +85,11 @@ async fn serve(children: OwnedFd) -> std::io::Result<()> {
 }
 
 /// Waits for children to end, for as long as the process lives.
-async fn reap_forever(guest: Rc<Guest>, children: AsyncFd<OwnedFd>) {
+async fn reap_forever(guest: Rc<Guest>, children: ready::Watched) {
     loop {
-        let Ok(mut ready) = children.readable().await else { return };
+        children.ready(ready::For::Reading).await;
         let mut buffer = [0u8; 1024];
-        let read = ready.try_io(|fd| sys::read(std::os::fd::AsRawFd::as_raw_fd(fd), &mut buffer));
-        drop(ready);
+        let read = children.try_io(ready::For::Reading, |fd| sys::read(std::os::fd::AsRawFd::as_raw_fd(fd), &mut buffer));
         if read.is_ok() {
             guest.reap_all();
         }

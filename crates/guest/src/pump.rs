@@ -3,18 +3,20 @@
 //! Output is read only while its stream's window has room: a supervisor that is slow, asleep or gone blocks the
 //! writing program, and no byte is dropped. Input is acknowledged when it is in the program's pipe.
 
-use crate::{guest::Guest, hub::Next, sys};
+use crate::{
+    guest::Guest,
+    hub::Next,
+    ready::{For, Watched},
+    sys,
+};
 use std::{
     cell::Cell,
     io,
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::AsRawFd,
     rc::Rc,
     time::Duration,
 };
-use tokio::{
-    io::{Interest, unix::AsyncFd},
-    sync::Notify,
-};
+use tokio::sync::Notify;
 use wire::{StreamId, guest::StreamAt};
 
 /// How long a terminal's last output may take from its slave to its master side (Linux moves it in the background).
@@ -40,7 +42,7 @@ impl Drain {
 
 /// What an output pump works on.
 pub struct Output {
-    pub fd: Rc<AsyncFd<OwnedFd>>,
+    pub fd: Rc<Watched>,
     pub stream: StreamId,
     pub run: u64,
     pub drain: Rc<Drain>,
@@ -68,9 +70,9 @@ pub async fn output(guest: Rc<Guest>, out: Output) {
         let draining = out.drain.is_asked() && !reported;
         let result = if draining {
             // Not by readiness: what the process wrote last may not have been announced yet.
-            sys::read(out.fd.as_raw_fd(), &mut buffer[..room])
+            sys::read(out.fd.get_ref().as_raw_fd(), &mut buffer[..room])
         } else {
-            out.fd.try_io(Interest::READABLE, |fd| sys::read(fd.as_raw_fd(), &mut buffer[..room]))
+            out.fd.try_io(For::Reading, |fd| sys::read(fd.as_raw_fd(), &mut buffer[..room]))
         };
         match result {
             Ok(0) => break,
@@ -115,28 +117,24 @@ fn report(guest: &Rc<Guest>, out: &Output) {
 }
 
 /// Forgets a readiness that no longer holds.
-fn clear_stale(fd: &AsyncFd<OwnedFd>) {
+fn clear_stale(fd: &Watched) {
     let mut nothing = [0u8; 0];
-    let _ = fd.try_io(Interest::READABLE, |fd| match sys::poll_now(fd.as_raw_fd(), libc::POLLIN) {
+    let _ = fd.try_io(For::Reading, |fd| match sys::poll_now(fd.as_raw_fd(), libc::POLLIN) {
         true => sys::read(fd.as_raw_fd(), &mut nothing),
         false => Err(io::ErrorKind::WouldBlock.into()),
     });
 }
 
-async fn readable(fd: &AsyncFd<OwnedFd>) {
-    if let Ok(mut guard) = fd.ready(Interest::READABLE).await {
-        guard.retain_ready();
-    }
+async fn readable(fd: &Watched) {
+    fd.ready(For::Reading).await;
 }
 
-async fn writable(fd: &AsyncFd<OwnedFd>) {
-    if let Ok(mut guard) = fd.ready(Interest::WRITABLE).await {
-        guard.retain_ready();
-    }
+async fn writable(fd: &Watched) {
+    fd.ready(For::Writing).await;
 }
 
 /// Writes a received stream to a program's pipe or terminal.
-pub async fn input(guest: Rc<Guest>, fd: Rc<AsyncFd<OwnedFd>>, stream: StreamId, drain: Rc<Drain>) {
+pub async fn input(guest: Rc<Guest>, fd: Rc<Watched>, stream: StreamId, drain: Rc<Drain>) {
     let Some(news) = guest.hub.borrow().news(stream) else { return };
     loop {
         let next = guest.hub.borrow_mut().next(stream);
@@ -165,12 +163,12 @@ pub async fn input(guest: Rc<Guest>, fd: Rc<AsyncFd<OwnedFd>>, stream: StreamId,
     }
 }
 
-async fn write_all(fd: &AsyncFd<OwnedFd>, mut bytes: &[u8], drain: &Drain) -> bool {
+async fn write_all(fd: &Watched, mut bytes: &[u8], drain: &Drain) -> bool {
     while !bytes.is_empty() {
         if drain.is_asked() {
             return false;
         }
-        match fd.try_io(Interest::WRITABLE, |fd| sys::write(fd.as_raw_fd(), bytes)) {
+        match fd.try_io(For::Writing, |fd| sys::write(fd.as_raw_fd(), bytes)) {
             Ok(count) => bytes = &bytes[count..],
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::select! {

@@ -8,7 +8,7 @@
 //! ```
 
 use crate::{guest::Guest, sys::Status, works::Start};
-use model::{ServiceName, ServiceRestart, ServiceSpec};
+use model::{Offset, ServiceName, ServiceRestart, ServiceSpec};
 use std::{
     collections::BTreeMap,
     rc::Rc,
@@ -79,8 +79,9 @@ fn next_wait(policy: ServiceRestart, status: Option<Status>, up: Duration, wait:
 }
 
 impl Guest {
-    /// Makes the set of services what is declared: new and changed ones start, missing ones stop.
-    pub fn set_services(self: &Rc<Self>, specs: Vec<ServiceSpec>) {
+    /// Makes the set of services what is declared: new and changed ones start, missing ones stop. The output of a new one
+    /// begins at its place in `offsets`.
+    pub fn set_services(self: &Rc<Self>, specs: Vec<ServiceSpec>, offsets: &BTreeMap<ServiceName, Offset>) {
         let (mut begin, mut end) = (Vec::new(), Vec::new());
         {
             let mut services = self.services.borrow_mut();
@@ -100,7 +101,9 @@ impl Guest {
                         begin.push((name, true));
                     }
                     None => {
-                        let stream = self.hub.borrow_mut().open_service_stream(Role::Stdout(Work::Service(name.clone())));
+                        let from = offsets.get(&name).copied().unwrap_or(Offset::ZERO);
+                        let role = Role::Stdout(Work::Service(name.clone()));
+                        let stream = self.hub.borrow_mut().open_service_stream(role, from);
                         services.all.insert(name.clone(), Service::new(spec, stream));
                         begin.push((name, false));
                     }

@@ -59,7 +59,7 @@ pub fn set_nonblocking(fd: RawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Registers a descriptor of our own for readiness.
+/// Registers a descriptor with the runtime, for good: what comes and goes is for [`crate::ready`].
 pub fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the descriptor is owned, so it stays the same and open until the registration is dropped.
     Ok(unsafe { AsyncFd::register(fd)? })

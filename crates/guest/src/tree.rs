@@ -103,7 +103,9 @@ impl Group {
     }
 
     fn set_limit(&mut self, limit: Option<u64>) {
-        let text = limit.map_or("max".to_owned(), |n| n.to_string());
+        /// As many as a kernel can have; the sandbox's refuses `max`.
+        const ANY: u64 = 4_194_304;
+        let text = limit.unwrap_or(ANY).to_string();
         match fs::write(self.dir.join("pids.max"), text) {
             Ok(()) => self.limit = limit,
             Err(error) => log!("no limit on processes in {}: {error}", self.dir.display()),

@@ -11,6 +11,7 @@ use crate::{
     limits::Limits,
     program::{self, Setting},
     pump::{self, Drain, Output},
+    ready::Watched,
     sys::{self, Status},
     tree::{self, Group, Groups},
 };
@@ -21,7 +22,7 @@ use std::{
     rc::Rc,
     time::Duration,
 };
-use tokio::{io::unix::AsyncFd, sync::oneshot};
+use tokio::sync::oneshot;
 use wire::{
     Code, StreamId, WireError,
     guest::{GuestEvent, PtySize, Role, RunningWork, Spawn, StreamAt, Work},
@@ -41,7 +42,7 @@ pub struct Run {
     status: Option<Status>,
     reason: Option<String>,
     drain: Rc<Drain>,
-    terminal: Option<Rc<AsyncFd<OwnedFd>>>,
+    terminal: Option<Rc<Watched>>,
 }
 
 /// The group of an ended work in which children go on.
@@ -118,7 +119,7 @@ impl Works {
     /// The terminals, with the names of their slave sides.
     pub fn terminals(&self) -> Vec<(PathBuf, Work)> {
         let terminals = self.runs.values().filter_map(|r| Some((r.terminal.as_ref()?, &r.work)));
-        let named = |(terminal, work): (&Rc<AsyncFd<OwnedFd>>, &Work)| {
+        let named = |(terminal, work): (&Rc<Watched>, &Work)| {
             let name = rustix::pty::ptsname(terminal.get_ref(), Vec::new()).ok()?;
             Some((PathBuf::from(name.into_string().ok()?), work.clone()))
         };
@@ -211,9 +212,9 @@ impl From<Spawn> for Start {
 
 /// The guest's ends and the program's ends of its standard streams.
 struct Wiring {
-    input: Option<Rc<AsyncFd<OwnedFd>>>,
-    outputs: Vec<(StreamId, Rc<AsyncFd<OwnedFd>>)>,
-    terminal: Option<Rc<AsyncFd<OwnedFd>>>,
+    input: Option<Rc<Watched>>,
+    outputs: Vec<(StreamId, Rc<Watched>)>,
+    terminal: Option<Rc<Watched>>,
     theirs: Vec<OwnedFd>,
     stdio: [i32; 3],
 }
@@ -549,9 +550,9 @@ impl Guest {
 }
 
 fn wire_up(start: &Start, null: i32, owner: Option<u32>) -> std::io::Result<Wiring> {
-    let own_end = |fd: OwnedFd| -> std::io::Result<Rc<AsyncFd<OwnedFd>>> {
+    let own_end = |fd: OwnedFd| -> std::io::Result<Rc<Watched>> {
         sys::set_nonblocking(fd.as_raw_fd())?;
-        Ok(Rc::new(sys::watch(fd)?))
+        Ok(Rc::new(Watched::new(fd)?))
     };
     if let Some(size) = start.pty {
         let (master, slave) = open_terminal(size, owner)?;

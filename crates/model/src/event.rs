@@ -40,6 +40,8 @@ event_types! {
     CONFIRM_FAILED => "confirm.failed",
     FILES_WRITTEN => "files.written",
     MEMORY_UNSAVEABLE => "memory.unsaveable",
+    MEMORY_SAVEABLE => "memory.saveable",
+    TEMPLATE_CHANGED => "template.changed",
     SUPERVISOR_LOST => "supervisor.lost",
     OOM => "oom",
     GAP => "gap",

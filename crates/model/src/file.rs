@@ -2,6 +2,7 @@
 
 use crate::{Timestamp, session::snake_enum};
 use serde::{Deserialize, Serialize};
+use std::path::{Component, Path};
 
 snake_enum! {
     /// What stands at a path. Only `File` can be read as bytes.
@@ -29,6 +30,29 @@ impl FileType {
             _ => FileType::File,
         }
     }
+}
+
+/// Whether a symlink in a directory `depth` levels below the top of an archive stays inside, wherever its parts lead:
+/// `..` only at the beginning, where it climbs real directories, and no further up than the top. Behind a name, which
+/// may be a symlink itself, `..` could lead anywhere.
+pub fn link_stays_inside(depth: usize, target: &Path) -> bool {
+    if target.as_os_str().is_empty() || target.as_os_str().as_encoded_bytes().contains(&0) {
+        return false;
+    }
+    let mut climbed = 0;
+    let mut named = false;
+    target.components().all(|part| match part {
+        Component::CurDir => true,
+        Component::Normal(_) => {
+            named = true;
+            true
+        }
+        Component::ParentDir => {
+            climbed += 1;
+            !named && climbed <= depth
+        }
+        Component::RootDir | Component::Prefix(_) => false,
+    })
 }
 
 /// One file, as `stat` tells it.
@@ -65,6 +89,25 @@ mod tests {
         ];
         for (mode, kind) in cases {
             assert_eq!(FileType::from_mode(mode), kind, "{mode:o}");
+        }
+    }
+
+        #[test]
+    fn only_links_that_can_not_lead_out_are_kept() {
+        let cases = [
+            (0, "a", true),
+            (0, "./a/b", true),
+            (0, "..", false),
+            (0, "/etc", false),
+            (0, "", false),
+            (1, "../a", true),
+            (1, "../../a", false),
+            (2, "../..", true),
+            (2, "a/../b", false),
+            (2, "./../../..", false),
+        ];
+        for (depth, target, inside) in cases {
+            assert_eq!(link_stays_inside(depth, Path::new(target)), inside, "{depth} {target}");
         }
     }
 

@@ -12,7 +12,7 @@ mod session;
 mod work;
 
 pub use event::{Actor, EventType};
-pub use file::{FileMeta, FileType};
+pub use file::{FileMeta, FileType, link_stays_inside};
 pub use id::{EventSeq, ExecId, Generation, IdError, OperationId, SessionId, SnapshotId, TerminalId, TokenId};
 pub use names::{Key, NameError, PortNumber, ServiceName};
 pub use quantity::{ByteSize, DurationError, Offset, Timestamp, parse_bytes, parse_duration};

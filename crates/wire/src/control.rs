@@ -32,6 +32,9 @@ pub struct SuperviseSpec {
     pub runtime: RuntimeSpec,
     #[serde(default)]
     pub resources: Resources,
+    /// How much of the latest output of each journal is kept; the journal's own default where missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_output_bytes: Option<model::ByteSize>,
     #[serde(default)]
     pub identity: Option<crate::guest::Identity>,
     /// What an image made by this sandbox needs to be loaded again.
@@ -83,6 +86,9 @@ pub const MAX_TERMINAL_MESSAGE: usize = 64 * 1024 * 1024;
 pub enum Request {
     /// Answered at once, whatever the guest does.
     Status,
+    /// The same, once no step (a capture, a pause, a thaw …) is under way: what is answered stays so until somebody asks
+    /// for another. A start isn't waited for.
+    Settled,
     /// Answered when the sandbox runs and its guest has answered, or has failed to start.
     AwaitReady,
     /// Answered when the guest has answered.

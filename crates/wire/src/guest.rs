@@ -100,6 +100,9 @@ pub struct Hello {
     pub generation: Generation,
     #[serde(default)]
     pub identity: Option<Identity>,
+    /// Where the output of services that this guest has not run yet goes on: their journals are older than it.
+    #[serde(default)]
+    pub service_offsets: BTreeMap<ServiceName, Offset>,
 }
 
 /// What makes one session's inside differ from another's. Applied when it differs from what the
@@ -224,6 +227,9 @@ pub enum Request {
     /// Changes the set of services: new ones start, missing ones stop.
     SetServices {
         services: Vec<ServiceSpec>,
+        /// As [`Hello::service_offsets`].
+        #[serde(default)]
+        offsets: BTreeMap<ServiceName, Offset>,
     },
     /// `action`: start, stop, restart.
     Service {

@@ -2,6 +2,7 @@
 
 use super::{absolute, single::open_regular, transfer::Sink};
 use crate::guest::path_error;
+use model::link_stays_inside;
 use std::{
     collections::HashMap,
     fs::{self, Metadata},
@@ -12,8 +13,9 @@ use std::{
 use tar::{Builder, EntryType, Header};
 use wire::{Code, WireError, files::FileReply};
 
-/// Sends the tar. Links stay links, a second name of a file is a hard link; FIFOs, sockets and devices, other file
-/// systems and files that vanish meanwhile are left out.
+/// Sends the tar, for a user's own computer. Links that stay inside stay links, a second name of a file is a hard link;
+/// links that lead out, setuid bits, FIFOs, sockets and devices, other file systems and files that vanish meanwhile are
+/// left out.
 pub fn archive(path: &str, sink: &mut Sink) -> Result<(), WireError> {
     let path = absolute(path)?;
     let failed = |e: io::Error| path_error(&path, &e);
@@ -44,18 +46,21 @@ struct Archive<'a> {
 
 impl Archive<'_> {
     fn add(&mut self, top: &Path, name: &Path, meta: &Metadata) -> io::Result<()> {
+        // The name of what is archived is one part of every name: what is right below it is at depth 0.
         // A list of its own instead of recursion: depth is the archive's owner's choice.
         let mut queue = vec![(top.to_owned(), name.to_owned(), meta.clone())];
         while let Some((path, name, meta)) = queue.pop() {
             let mut header = Header::new_gnu();
             header.set_metadata(&meta);
+            header.set_mode(meta.mode() & 0o777);
             if meta.is_dir() {
                 self.builder.append_data(&mut header, &name, io::empty())?;
                 if meta.dev() == self.device {
                     queue.extend(children(&path, &name));
                 }
             } else if meta.is_symlink() {
-                let Ok(target) = fs::read_link(&path) else { continue };
+                let depth = name.components().count().saturating_sub(2);
+                let Some(target) = fs::read_link(&path).ok().filter(|target| link_stays_inside(depth, target)) else { continue };
                 header.set_size(0);
                 self.builder.append_link(&mut header, &name, target)?;
             } else if meta.is_file() {

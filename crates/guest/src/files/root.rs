@@ -107,8 +107,10 @@ impl Root {
     }
 }
 
+/// Only as a place: the sandbox's kernel follows a link in spite of `O_NOFOLLOW` where `O_DIRECTORY` is asked for without
+/// `O_PATH`.
 fn open_dir(dir: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
-    fs::openat(dir, name, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    fs::openat(dir, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
 impl Place {

@@ -138,6 +138,20 @@ impl Drop for Temporary {
     }
 }
 
+/// Where a write to `path` goes: a link is written through, not replaced, also one to a file that isn't there yet.
+fn behind_links(mut path: PathBuf) -> io::Result<PathBuf> {
+    /// As many as the kernel follows.
+    const MOST: usize = 40;
+    for _ in 0..MOST {
+        match fs::read_link(&path) {
+            Ok(target) => path = path.parent().unwrap_or(Path::new("/")).join(target),
+            // No link, or nothing there.
+            Err(_) => return Ok(path),
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::ELOOP))
+}
+
 /// Replaces a file by the bytes that come; until they all have, the old one stays.
 pub fn write(path: &str, mode: Option<u32>, parents: bool, mut source: Source) -> Result<FileReply, WireError> {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
@@ -146,8 +160,7 @@ pub fn write(path: &str, mode: Option<u32>, parents: bool, mut source: Source) -
     if shown.ends_with('/') {
         return Err(WireError::new(Code::IsADirectory, format!("{shown}: names a directory")));
     }
-    // A link is written through, not replaced.
-    let path = fs::canonicalize(&shown).unwrap_or_else(|_| PathBuf::from(&shown));
+    let path = behind_links(PathBuf::from(&shown)).map_err(failed)?;
     let old = match fs::metadata(&path) {
         Ok(meta) => Some(meta),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,

@@ -3,18 +3,17 @@
 use super::absolute;
 use crate::{
     guest::{Guest, path_error},
-    sys,
+    ready::{For, Watched},
 };
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use std::{
     collections::HashMap,
     fs,
     mem::MaybeUninit,
-    os::{fd::OwnedFd, unix::ffi::OsStrExt},
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     rc::Rc,
 };
-use tokio::io::unix::AsyncFd;
 use wire::{StreamId, WireError, files::WatchEvent};
 
 /// Most directories watched by one request; more would make a careless `/` expensive.
@@ -22,7 +21,7 @@ const MOST: usize = 8192;
 
 /// A watch on a file, a directory, or a whole tree.
 pub struct Watch {
-    fd: AsyncFd<OwnedFd>,
+    fd: Watched,
     paths: HashMap<i32, PathBuf>,
     recursive: bool,
 }
@@ -33,7 +32,7 @@ impl Watch {
     pub fn start(path: &str, recursive: bool) -> Result<Self, WireError> {
         let path = absolute(path)?;
         let fd = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC);
-        let fd = fd.map_err(std::io::Error::from).and_then(sys::watch).map_err(|e| path_error(&path, &e))?;
+        let fd = fd.map_err(std::io::Error::from).and_then(Watched::new).map_err(|e| path_error(&path, &e))?;
         let mut watch = Self { fd, paths: HashMap::new(), recursive };
         let top = PathBuf::from(&path);
         watch.add(&top).map_err(|e| path_error(&path, &e))?;
@@ -89,10 +88,7 @@ impl Watch {
             }
             tokio::select! {
                 () = bell.notified() => {}
-                ready = self.fd.readable() => match ready {
-                    Ok(mut guard) => guard.retain_ready(),
-                    Err(_) => return,
-                },
+                () = self.fd.ready(For::Reading) => {}
             }
         }
     }
@@ -101,7 +97,7 @@ impl Watch {
         let mut events = Vec::new();
         let mut new_dirs = Vec::new();
         let mut gone = Vec::new();
-        let result = self.fd.try_io(tokio::io::Interest::READABLE, |fd| {
+        let result = self.fd.try_io(For::Reading, |fd| {
             let mut space = [MaybeUninit::<u8>::uninit(); 16 * 1024];
             let mut reader = Reader::new(fd, &mut space);
             loop {
