@@ -9,7 +9,7 @@ use model::Resources;
 use runtime::{Sandbox, SandboxSpec};
 use runtime_gvisor::{CgroupSupport, GvisorSandbox, Runsc};
 use snapshot::disk::{self, DiskLayout};
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
 use wire::{
     Code, StreamId, WireError,
@@ -25,16 +25,17 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(120);
 /// Confirms the image of the present generation where `wanted` and where memory allows; then takes
 /// the original away, or leaves it for a thaw where the image is bad.
 pub async fn confirm(core: Arc<Core>, wanted: bool, interrupt: CancellationToken) {
+    let confirming = core.confirming.lock().await;
+    if interrupt.is_cancelled() {
+        return;
+    }
     let detail = match (wanted, room_for_second(&core)) {
         (false, _) => "not asked for".to_owned(),
         (true, Err(why)) => format!("not confirmed: {why}"),
         (true, Ok(())) => {
             let restored = tokio::select! {
                 restored = restore_on_the_side(&core) => restored,
-                () = interrupt.cancelled() => {
-                    clean_up(&core).await;
-                    return;
-                }
+                () = interrupt.cancelled() => return clean_up(&core).await,
             };
             clean_up(&core).await;
             match restored {
@@ -46,6 +47,7 @@ pub async fn confirm(core: Arc<Core>, wanted: bool, interrupt: CancellationToken
             }
         }
     };
+    drop(confirming);
     core.end_hibernated(&detail).await;
 }
 
@@ -91,7 +93,8 @@ async fn restore_on_the_side(core: &Arc<Core>) -> Result<(), WireError> {
     let link = crate::link::Link::new();
     link.connect(channel, Arc::new(Deaf)).map_err(|e| WireError::new(Code::Internal, e.to_string()))?;
     let session = core.state().session;
-    link.hello(Hello { protocol: PROTOCOL, session, generation, identity: None }, ANSWER_LIMIT).await.map(|_| ())
+    let hello = Hello { protocol: PROTOCOL, session, generation, identity: None, service_offsets: BTreeMap::new() };
+    link.hello(hello, ANSWER_LIMIT).await.map(|_| ())
 }
 
 async fn clean_up(core: &Core) {

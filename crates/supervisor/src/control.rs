@@ -76,6 +76,10 @@ fn only_waits(request: &Request) -> bool {
 async fn answer(core: &Arc<Core>, request: Request) -> Result<Answer, WireError> {
     Ok(match request {
         Request::Status => Answer::Status(status(core)),
+        Request::Settled => {
+            let _step = if core.phase() == Phase::Starting { None } else { Some(core.step.lock().await) };
+            Answer::Status(status(core))
+        }
         Request::AwaitReady => {
             let mut now = core.now.subscribe();
             let settled = now.wait_for(|now| now.phase != Phase::Starting || now.failure.is_some()).await;
@@ -93,8 +97,14 @@ async fn answer(core: &Arc<Core>, request: Request) -> Result<Answer, WireError>
             let record = core.start_exec(exec).await?;
             Answer::Exec { exec: if wait { core.await_exec(record.id).await? } else { record } }
         }
-        Request::GetExec { id } => Answer::Exec { exec: core.state().works.get(id)?.record.borrow().clone() },
-        Request::ListExecs => Answer::Execs { items: core.state().works.records() },
+        Request::GetExec { id } => {
+            let state = core.state();
+            Answer::Exec { exec: state.works.get(id)?.as_it_stands(&state.journals) }
+        }
+        Request::ListExecs => {
+            let state = core.state();
+            Answer::Execs { items: state.works.records(&state.journals) }
+        }
         Request::AwaitExec { id } => Answer::Exec { exec: core.await_exec(id).await? },
         Request::SignalExec { id, signal } => done(core.signal_exec(id, signal).await)?,
         Request::OpenTerminal { terminal } => Answer::Terminal { terminal: core.open_terminal(terminal).await? },
@@ -108,7 +118,10 @@ async fn answer(core: &Arc<Core>, request: Request) -> Result<Answer, WireError>
             Reply::Services { items } => Answer::Services { items: core.with_output(items) },
             _ => return Err(unexpected()),
         },
-        Request::SetServices { services } => done(core.link.request(GuestRequest::SetServices { services }).await)?,
+        Request::SetServices { services } => {
+            let offsets = core.service_offsets(services.iter().map(|spec| &spec.name))?;
+            done(core.link.request(GuestRequest::SetServices { services, offsets }).await)?
+        }
         Request::Service { name, action } => done(core.link.request(GuestRequest::Service { name, action }).await)?,
         Request::Stats => match core.link.request(GuestRequest::Stats).await? {
             Reply::Stats { stats } => Answer::Stats { stats: core.complete_stats(stats).await },

@@ -8,10 +8,10 @@ use crate::{
     works::Works,
 };
 use bytes::Bytes;
-use model::{Generation, Offset, SessionId, Timestamp};
+use model::{Generation, Offset, ServiceName, SessionId, Timestamp};
 use runtime::Sandbox;
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard},
 };
 use tokio::sync::{mpsc, watch};
@@ -45,6 +45,8 @@ pub struct Core {
     pub step: tokio::sync::Mutex<()>,
     /// Interrupts a confirmation that is under way.
     pub interrupt_confirm: Mutex<CancellationToken>,
+    /// Held by a confirmation until it has cleaned up: the next one uses the same names.
+    pub confirming: tokio::sync::Mutex<()>,
     state: Mutex<State>,
 }
 
@@ -105,7 +107,7 @@ impl Core {
             generation: spec.generation,
             identity: spec.identity.clone(),
             guest_version: None,
-            journals: Journals::new(layout.clone()),
+            journals: Journals::new(layout.clone(), spec.keep_output_bytes),
             facts,
             works: Works::default(),
             terminals: Terminals::default(),
@@ -122,6 +124,7 @@ impl Core {
             quit: CancellationToken::new(),
             step: tokio::sync::Mutex::new(()),
             interrupt_confirm: Mutex::new(CancellationToken::new()),
+            confirming: tokio::sync::Mutex::new(()),
             state: Mutex::new(state),
             spec,
         }))
@@ -154,6 +157,18 @@ impl Core {
         let next = state.journals.ensure_open(&name)?;
         state.receivers.insert(stream, Receiver::new(Sink::Journal(name), next));
         Ok(())
+    }
+
+    /// Where the output of these services has come to, over all boots of the session.
+    ///
+    /// # Errors
+    /// A journal can't be opened.
+    pub fn service_offsets<'a>(
+        &self,
+        names: impl Iterator<Item = &'a ServiceName>,
+    ) -> Result<BTreeMap<ServiceName, Offset>, WireError> {
+        let mut state = self.state();
+        names.map(|name| Ok((name.clone(), state.journals.ensure_open(&JournalName::Service(name.clone()))?))).collect()
     }
 
     /// Expects a stream from the guest that a file request waits for.

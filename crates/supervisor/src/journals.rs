@@ -1,7 +1,7 @@
 //! The journals of one session, open for writing: append, tell who waits, sync in the background.
 
 use journal::{AppendError, Reader, Retention, Writer};
-use model::{Offset, Timestamp};
+use model::{ByteSize, Offset, Timestamp};
 use std::collections::{HashMap, HashSet};
 use tokio::sync::watch;
 use wire::{
@@ -25,6 +25,7 @@ struct Open {
 /// All journals that this process has open.
 pub struct Journals {
     layout: SessionLayout,
+    retention: Retention,
     open: HashMap<JournalName, Open>,
     dirty: HashSet<JournalName>,
 }
@@ -34,14 +35,15 @@ fn wire_error(error: &dyn std::error::Error) -> WireError {
 }
 
 impl Journals {
-    /// Journals below `layout`; none is opened yet.
-    pub fn new(layout: SessionLayout) -> Self {
-        Self { layout, open: HashMap::new(), dirty: HashSet::new() }
+    /// Journals below `layout`; none is opened yet. `keep`: how much of the latest bytes of each stays, where that is set.
+    pub fn new(layout: SessionLayout, keep: Option<ByteSize>) -> Self {
+        let retention = Retention { tail_bytes: keep.map_or(Retention::default().tail_bytes, |keep| keep.0), ..Retention::default() };
+        Self { layout, retention, open: HashMap::new(), dirty: HashSet::new() }
     }
 
     fn opened(&mut self, name: &JournalName) -> Result<&mut Open, WireError> {
         if !self.open.contains_key(name) {
-            let writer = Writer::open(self.layout.journal(name), Retention::default()).map_err(|e| wire_error(&e))?;
+            let writer = Writer::open(self.layout.journal(name), self.retention).map_err(|e| wire_error(&e))?;
             let (tail, _) = watch::channel(Tail { offset: writer.tail(), ended: false });
             self.open.insert(name.clone(), Open { writer, tail });
         }
@@ -54,6 +56,11 @@ impl Journals {
     /// The directory can't be read or another process writes there.
     pub fn ensure_open(&mut self, name: &JournalName) -> Result<Offset, WireError> {
         Ok(self.opened(name)?.writer.tail())
+    }
+
+    /// The tail of a journal that is open.
+    pub fn tail(&self, name: &JournalName) -> Option<Offset> {
+        self.open.get(name).map(|open| open.writer.tail())
     }
 
     /// Appends; returns how many bytes are in. Fewer than all: there is no room, try the rest later.

@@ -6,7 +6,7 @@ use crate::{
 };
 use model::{Offset, TerminalId, TerminalState};
 use screen::{DEFAULT_SCROLLBACK, Screen};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use tokio::sync::watch;
 use wire::{
     Code, StreamId, WireError,
@@ -21,6 +21,9 @@ use wire::{
 
 /// Clients whose input sequences are remembered for each terminal; the longest silent one goes first.
 const REMEMBERED_CLIENTS: usize = 1000;
+
+/// Refused inputs that are remembered for each terminal.
+const REMEMBERED_REFUSALS: usize = 1000;
 
 /// The terminals that this sandbox has.
 #[derive(Default)]
@@ -56,6 +59,8 @@ pub struct Terminal {
     pub output: StreamId,
     /// The last input of each client that was typed, newest clients last.
     pub typed: Vec<(String, InputSeq)>,
+    /// Inputs that were refused, newest last: one is never acknowledged for a later one that was typed.
+    refused: VecDeque<(String, InputSeq)>,
     pub viewers: BTreeMap<ViewerId, Viewer>,
     pub view: watch::Sender<View>,
 }
@@ -71,6 +76,7 @@ impl Terminal {
             input,
             output,
             typed: Vec::new(),
+            refused: VecDeque::new(),
             viewers: BTreeMap::new(),
             view: watch::channel(view).0,
         }
@@ -88,6 +94,22 @@ impl Terminal {
         if self.typed.len() > REMEMBERED_CLIENTS {
             self.typed.remove(0);
         }
+        self.refused.retain(|(name, refused)| (name.as_str(), *refused) != (client, seq));
+    }
+
+    /// Remembers that `seq` of `client` was refused.
+    pub fn note_refused(&mut self, client: &str, seq: InputSeq) {
+        if self.was_refused(client, seq) {
+            return;
+        }
+        self.refused.push_back((client.to_owned(), seq));
+        if self.refused.len() > REMEMBERED_REFUSALS {
+            self.refused.pop_front();
+        }
+    }
+
+    pub fn was_refused(&self, client: &str, seq: InputSeq) -> bool {
+        self.refused.iter().any(|(name, refused)| name == client && *refused == seq)
     }
 
     fn set_writer(&mut self, writer: Option<ViewerId>) {
@@ -288,7 +310,8 @@ impl Core {
         }
     }
 
-    /// Adds a viewer. The first that may write becomes the writer; one that takes does so at once.
+    /// Adds a viewer. The first that may write becomes the writer; one that takes does so at once, and so does a client
+    /// that comes back while its old link, which it has lost, still counts as the writer.
     ///
     /// # Errors
     /// The terminal isn't known here.
@@ -298,8 +321,10 @@ impl Core {
         let viewer_id = ViewerId(state.terminals.next_viewer);
         let terminal = state.terminals.get_mut(id)?;
         let (writes, size) = (viewer.writes, viewer.size);
+        let writer = terminal.view.borrow().writer;
+        let free = writer.and_then(|id| terminal.viewers.get(&id)).is_none_or(|writer| writer.client == viewer.client);
         terminal.viewers.insert(viewer_id, viewer);
-        let becomes_writer = writes && (take || terminal.view.borrow().writer.is_none());
+        let becomes_writer = writes && (take || free);
         if becomes_writer {
             terminal.set_writer(Some(viewer_id));
         }

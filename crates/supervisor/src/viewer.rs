@@ -106,53 +106,59 @@ impl Attached {
             ClientFrame::Resize { cols, rows } => self.core.resize(self.terminal, self.viewer, PtySize { cols, rows }),
             ClientFrame::Take => self.core.take_writing(self.terminal, self.viewer),
             ClientFrame::Input { seq, bytes } => {
-                let answer = match self.input(seq, &bytes).await {
+                let Some(typed) = self.input(seq, &bytes).await else { return };
+                self.answer(match typed {
                     Ok(()) => ServerFrame::InputTyped { seq },
-                    Err(reason) => ServerFrame::InputRefused { seq, reason },
-                };
-                self.answer(answer);
+                    Err(reason) => {
+                        if let Ok(terminal) = self.core.state().terminals.get_mut(self.terminal) {
+                            terminal.note_refused(&self.client, seq);
+                        }
+                        ServerFrame::InputRefused { seq, reason }
+                    }
+                });
             }
         }
     }
 
-    /// Types `bytes` unless that has been done before.
-    async fn input(&self, seq: InputSeq, bytes: &Bytes) -> Result<(), String> {
+    /// Types `bytes` unless that has been done before. `None`: the viewer has left meanwhile, and will ask again.
+    async fn input(&self, seq: InputSeq, bytes: &Bytes) -> Option<Result<(), String>> {
         if bytes.len() > MAX_INPUT {
-            return Err(format!("an input has {MAX_INPUT} bytes at most"));
+            return Some(Err(format!("an input has {MAX_INPUT} bytes at most")));
         }
         loop {
             let changed = {
                 let mut state = self.core.state();
-                let terminal = state.terminals.get_mut(self.terminal).map_err(|e| e.message)?;
+                let terminal = match state.terminals.get_mut(self.terminal) {
+                    Ok(terminal) => terminal,
+                    Err(error) => return Some(Err(error.message)),
+                };
                 let view = *terminal.view.borrow();
-                match terminal.last_typed(&self.client) {
-                    Some(last) if seq <= last => return Ok(()),
-                    Some(last) if seq > last.next() => {
-                        return Err(format!("input {} is missing before this", last.next().0));
-                    }
-                    _ => {}
+                // Numbers may be missing: of inputs that were refused, and that the client gave up.
+                if terminal.last_typed(&self.client).is_some_and(|last| seq <= last) {
+                    let refused = terminal.was_refused(&self.client, seq);
+                    return Some(if refused { Err("it was refused before".to_owned()) } else { Ok(()) });
                 }
                 if view.ended {
-                    return Err("the program has ended".to_owned());
+                    return Some(Err("the program has ended".to_owned()));
                 }
                 if view.writer != Some(self.viewer) {
-                    return Err("someone else is writing; take the writer's role first".to_owned());
+                    return Some(Err("someone else is writing; take the writer's role first".to_owned()));
                 }
                 match self.core.link.offer_whole(terminal.input, bytes) {
                     // Noted together with the typing: a repeated one is never typed again.
                     Ok(true) => {
                         terminal.note_typed(&self.client, seq);
-                        return Ok(());
+                        return Some(Ok(()));
                     }
                     Ok(false) => self.core.link.room_changed(terminal.input),
-                    Err(error) => return Err(error.message),
+                    Err(error) => return Some(Err(error.message)),
                 }
             };
             // The program doesn't read its input now: wait, nothing is lost.
-            let Some(changed) = changed else { return Err("the program has ended".to_owned()) };
+            let Some(changed) = changed else { return Some(Err("the program has ended".to_owned())) };
             tokio::select! {
                 () = changed.notified() => {}
-                () = self.done.cancelled() => return Err("the viewer has left".to_owned()),
+                () = self.done.cancelled() => return None,
             }
         }
     }

@@ -3,6 +3,7 @@
 use crate::{
     core::{Core, State},
     facts::now,
+    journals::Journals,
 };
 use model::{ExecId, ExecState, Offset};
 use std::collections::{HashMap, VecDeque};
@@ -35,13 +36,26 @@ pub struct Exec {
     pub stderr: StreamId,
 }
 
+impl Exec {
+    /// The record with what has been printed so far.
+    pub fn as_it_stands(&self, journals: &Journals) -> ExecRecord {
+        let mut record = self.record.borrow().clone();
+        if record.state == ExecState::Running {
+            let printed = |name: JournalName| journals.tail(&name).unwrap_or_default();
+            record.stdout_bytes = printed(JournalName::Stdout(record.id));
+            record.stderr_bytes = printed(JournalName::Stderr(record.id));
+        }
+        record
+    }
+}
+
 impl Works {
     pub fn get(&self, id: ExecId) -> Result<&Exec, WireError> {
         self.execs.get(&id).ok_or_else(|| WireError::new(Code::NotFound, format!("no exec {id} in this sandbox")))
     }
 
-    pub fn records(&self) -> Vec<ExecRecord> {
-        self.execs.values().map(|exec| exec.record.borrow().clone()).collect()
+    pub fn records(&self, journals: &Journals) -> Vec<ExecRecord> {
+        self.execs.values().map(|exec| exec.as_it_stands(journals)).collect()
     }
 
     pub fn running(&self) -> impl Iterator<Item = (&ExecId, &Exec)> {
