@@ -64,7 +64,7 @@ impl BinaryStore {
     /// [`PinError::Io`].
     pub fn open(dir: impl Into<PathBuf>) -> Result<BinaryStore, PinError> {
         let store = BinaryStore { dir: dir.into() };
-        fsutil::ensure_dir(&store.dir, 0o755).map_err(io_error("create", &store.dir))?;
+        fsutil::ensure_dir(&store.dir, 0o700).map_err(io_error("create", &store.dir))?;
         let lock = store.lock_file()?;
         // Whoever makes a copy holds the lock: when it is free, everything in `tmp` is dead.
         if lock.try_lock().is_ok() {
@@ -73,7 +73,7 @@ impl BinaryStore {
         }
         for part in ["tmp", "cache", "layers"] {
             let path = store.part(part);
-            fsutil::ensure_dir(&path, 0o755).map_err(io_error("create", &path))?;
+            fsutil::ensure_dir(&path, 0o700).map_err(io_error("create", &path))?;
         }
         Ok(store)
     }
@@ -107,7 +107,7 @@ impl BinaryStore {
         if facts(&before) != facts(&after) {
             return Err(PinError::Changing(path));
         }
-        fsutil::write_atomic(&cached, pinned.hash.to_string().as_bytes(), 0o644).map_err(io_error("write", &cached))?;
+        fsutil::write_atomic(&cached, pinned.hash.to_string().as_bytes(), 0o600).map_err(io_error("write", &cached))?;
         Ok(pinned)
     }
 
@@ -273,7 +273,7 @@ fn cache_key(path: &Path, meta: &Metadata) -> Hash {
 
 fn copy_hashed(source: &mut dyn Read, dir: &Path, path: &Path) -> io::Result<Hash> {
     fs::create_dir(dir)?;
-    fs::set_permissions(dir, fs::Permissions::from_mode(0o755))?;
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
     let mut file = File::create_new(path)?;
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0u8; 1 << 20];

@@ -128,8 +128,8 @@ impl DiskView {
         Ok(found)
     }
 
-    /// Writes a tar archive of the directory or file at `path` into `out`, for a user's own computer: names are relative
-    /// to the directory (a file is there under its own name), without set-uid bits, devices, FIFOs, sockets, and without
+    /// Writes a tar archive of the directory or file at `path` into `out`, for a user's own computer: names begin
+    /// with the directory's own, as from the guest, without set-uid bits, devices, FIFOs, sockets, and without
     /// symlinks that lead out of it. What was left out is counted.
     ///
     /// # Errors

@@ -251,6 +251,16 @@ impl TemplateStore {
         Ok(())
     }
 
+    /// The trees that `who` has pinned, with a name or without.
+    ///
+    /// # Errors
+    /// [`TemplateError::BadPin`], [`TemplateError::Io`].
+    pub fn pinned_by(&self, who: &str) -> Result<Vec<Hash>, TemplateError> {
+        check_pin(who)?;
+        let pinned = names_in(&self.dir.join("pins"))?.into_iter().filter_map(|name| name.parse().ok());
+        Ok(pinned.filter(|hash| self.pins_of(*hash).join(who).exists()).collect())
+    }
+
     /// Removes every tree without name and pin.
     ///
     /// # Errors

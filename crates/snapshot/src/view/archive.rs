@@ -2,17 +2,14 @@
 
 use super::{DEPTH_MAX, ViewError, io_error, path_error, read_link};
 use crate::inroot;
-use model::FileType;
+use model::{FileType, link_stays_inside};
 use rustix::fs::{AtFlags, OFlags, Stat};
 use std::{
     collections::HashMap,
     ffi::OsStr,
     io::{self, Read},
-    os::{
-        fd::{AsFd, BorrowedFd},
-        unix::ffi::OsStrExt,
-    },
-    path::{Component, Path, PathBuf},
+    os::fd::{AsFd, BorrowedFd},
+    path::{Path, PathBuf},
 };
 
 /// What an archive has, and what of the disk it doesn't have.
@@ -37,15 +34,25 @@ pub(super) fn write(fd: BorrowedFd<'_>, path: &str, out: impl io::Write) -> Resu
     let stat = rustix::fs::fstat(fd).map_err(|e| path_error(path, e))?;
     let mut writer = Writer { out: tar::Builder::new(out), links: HashMap::new(), done: Archived::default() };
     match FileType::from_mode(stat.st_mode) {
-        FileType::Dir => writer.directory(fd, Path::new(""), 0)?,
+        FileType::Dir => {
+            let name = top_name(path);
+            let mut header = header(tar::EntryType::Directory, &stat);
+            writer.done.entries += 1;
+            writer.out.append_data(&mut header, name.join(""), io::empty()).map_err(ViewError::Output)?;
+            writer.directory(fd, &name, 0)?;
+        }
         FileType::File => {
-            let name = Path::new(path).file_name().unwrap_or(OsStr::new("file"));
-            writer.file(fd, Path::new(name), &stat)?;
+            writer.file(fd, &top_name(path), &stat)?;
         }
         kind => return Err(ViewError::NotRegular { path: path.to_owned(), kind }),
     }
     writer.out.into_inner().map_err(ViewError::Output)?.flush().map_err(ViewError::Output)?;
     Ok(writer.done)
+}
+
+/// What all names of an archive begin with: the name of what is archived; of the root, `.`.
+fn top_name(path: &str) -> PathBuf {
+    Path::new(path).file_name().unwrap_or(OsStr::new(".")).into()
 }
 
 impl<W: io::Write> Writer<W> {
@@ -73,7 +80,7 @@ impl<W: io::Write> Writer<W> {
                 }
                 FileType::Symlink => {
                     let target = read_link(dir, &name).map_err(error)?;
-                    if stays_inside(depth, &target) {
+                    if link_stays_inside(depth, &target) {
                         let mut header = header(tar::EntryType::Symlink, &stat);
                         self.done.entries += 1;
                         self.out.append_link(&mut header, &here, &target).map_err(ViewError::Output)?;
@@ -155,52 +162,4 @@ fn header(kind: tar::EntryType, stat: &Stat) -> tar::Header {
     header.set_mtime(u64::try_from(stat.st_mtime).unwrap_or(0));
     header.set_size(0);
     header
-}
-
-/// Whether a symlink in a directory `depth` levels below the archive's top stays inside, wherever its parts lead:
-/// `..` only at the beginning, where it climbs real directories, and no further up than the top. Behind a name, which
-/// may be a symlink itself, `..` could lead anywhere.
-fn stays_inside(depth: usize, target: &Path) -> bool {
-    if target.as_os_str().is_empty() || target.as_os_str().as_bytes().contains(&0) {
-        return false;
-    }
-    let mut climbed = 0;
-    let mut named = false;
-    target.components().all(|part| match part {
-        Component::CurDir => true,
-        Component::Normal(_) => {
-            named = true;
-            true
-        }
-        Component::ParentDir => {
-            climbed += 1;
-            !named && climbed <= depth
-        }
-        Component::RootDir | Component::Prefix(_) => false,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::stays_inside;
-    use std::path::Path;
-
-    #[test]
-    fn only_links_that_can_not_lead_out_are_kept() {
-        let cases = [
-            (0, "a", true),
-            (0, "./a/b", true),
-            (0, "..", false),
-            (0, "/etc", false),
-            (0, "", false),
-            (1, "../a", true),
-            (1, "../../a", false),
-            (2, "../..", true),
-            (2, "a/../b", false),
-            (2, "./../../..", false),
-        ];
-        for (depth, target, inside) in cases {
-            assert_eq!(stays_inside(depth, Path::new(target)), inside, "{depth} {target}");
-        }
-    }
 }

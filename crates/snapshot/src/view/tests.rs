@@ -167,7 +167,7 @@ fn an_archive_is_safe_to_unpack() {
     let Some(disk) = Disk::new(work) else { return };
     let mut bytes = Vec::new();
     let done = disk.view().archive("/src", &mut bytes).unwrap();
-    assert_eq!(done, Archived { entries: 7, bytes: 6, outward_links: 2, special_files: 1 });
+    assert_eq!(done, Archived { entries: 8, bytes: 6, outward_links: 2, special_files: 1 });
     let mut archive = tar::Archive::new(bytes.as_slice());
     for entry in archive.entries().unwrap() {
         let entry = entry.unwrap();
@@ -175,12 +175,13 @@ fn an_archive_is_safe_to_unpack() {
         assert_eq!(entry.header().mode().unwrap() & 0o7000, 0);
     }
     // And it unpacks to what was there.
-    let to = tempfile::tempdir().unwrap();
+    let into = tempfile::tempdir().unwrap();
     let options = crate::extract::ExtractOptions::source(1 << 20);
-    crate::extract::extract_tar_into(&File::open(to.path()).unwrap(), Path::new("."), bytes.as_slice(), &options).unwrap();
-    assert_eq!(fs::read_to_string(to.path().join("sub/in")).unwrap(), "su");
-    assert_eq!(fs::read_to_string(to.path().join("y".repeat(255))).unwrap(), "long");
-    assert!(to.path().join(OsStr::from_bytes(b"bytes-\xff")).exists() && to.path().join("sub/empty").is_dir());
+    crate::extract::extract_tar_into(&File::open(into.path()).unwrap(), Path::new("."), bytes.as_slice(), &options).unwrap();
+    let to = into.path().join("src");
+    assert_eq!(fs::read_to_string(to.join("sub/in")).unwrap(), "su");
+    assert_eq!(fs::read_to_string(to.join("y".repeat(255))).unwrap(), "long");
+    assert!(to.join(OsStr::from_bytes(b"bytes-\xff")).exists() && to.join("sub/empty").is_dir());
 
     let mut one = Vec::new();
     disk.view().archive("/src/su", &mut one).unwrap();
