@@ -12,6 +12,7 @@ mod patch;
 mod problem;
 mod session;
 mod signal;
+mod strict;
 mod work;
 
 /// The messages of a terminal's WebSocket.

@@ -2,6 +2,7 @@
 
 use crate::{
     patch::some,
+    strict,
     work::{Exec, Service, Terminal},
 };
 use model::{
@@ -85,11 +86,11 @@ pub struct CreateSession {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<Source>,
     /// `{"cpus", "memory_bytes", "disk_bytes", "pids"}`, each optional.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "strict::resources", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub resources: Option<Resources>,
     /// `{"after_seconds", "action": "hibernate"|"stop"|"none", "when"?: "no_activity"|"no_clients"}`; none where missing.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "strict::idle", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub idle: Option<IdlePolicy>,
     /// How long each sandbox may run, in awake time.
@@ -159,7 +160,7 @@ pub struct PatchSession {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<BTreeMap<String, Option<String>>>,
-    #[serde(deserialize_with = "some", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "strict::some_idle", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub idle: Option<Option<IdlePolicy>>,
     #[serde(deserialize_with = "some", skip_serializing_if = "Option::is_none")]

@@ -8,7 +8,7 @@ use api_types::ProblemCode;
 use axum::{
     extract::{ConnectInfo, FromRequestParts, Request, State},
     middleware::Next,
-    response::Response,
+    response::{IntoResponse, Response},
 };
 use engine::{Caller, Scope};
 use http::{Method, header, request::Parts};
@@ -80,7 +80,10 @@ pub(crate) async fn authenticate(State(app): State<AppState>, mut request: Reque
         Credentials::None => return Err(missing()),
     };
     let reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
-    principal.require(if reads { Scope::Read } else { Scope::Write })?;
+    if let Err(refused) = principal.require(if reads { Scope::Read } else { Scope::Write }) {
+        // The list of accesses names who was refused.
+        return Ok(crate::observe::asked_by(refused.into_response(), &principal));
+    }
     request.extensions_mut().insert(principal);
     Ok(next.run(request).await)
 }

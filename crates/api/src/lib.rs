@@ -11,6 +11,7 @@ mod auth;
 mod error;
 mod extract;
 mod idempotency;
+mod linger;
 mod listen;
 mod metrics;
 mod observe;

@@ -1,6 +1,6 @@
 //! What happens around every request: it is timed, counted, written to the audit list, and a panic in it is an answer.
 
-use crate::{AppState, auth::Principal, error::ApiError, idempotency::session_of, listen::Peer};
+use crate::{AppState, auth::Principal, error::ApiError, idempotency::session_of, linger, listen::Peer};
 use api_types::ProblemCode;
 use axum::{
     extract::{ConnectInfo, MatchedPath, Request, State},
@@ -23,7 +23,7 @@ pub(crate) async fn observe(State(app): State<AppState>, request: Request, next:
     let path = request.uri().path().to_owned();
     let peer = request.extensions().get::<ConnectInfo<Peer>>().map(|info| info.0);
     // A panic ends this request only; what a handler shares with others is behind locks that tolerate it.
-    let response = match AssertUnwindSafe(next.run(request)).catch_unwind().await {
+    let response = match AssertUnwindSafe(next.run(linger::patient(request))).catch_unwind().await {
         Ok(response) => response,
         Err(_) => {
             tracing::error!(%method, path, "a request panicked");
@@ -41,6 +41,12 @@ pub(crate) async fn observe(State(app): State<AppState>, request: Request, next:
         let path = path.chars().take(1024).collect();
         app.audit().push(AuditRow { at: crate::now(), actor, method, path, status: status.as_u16(), session_id }).await;
     }
+    response
+}
+
+/// Notes who asked on an answer that is given before [`note_caller`] is reached.
+pub(crate) fn asked_by(mut response: Response, who: &Principal) -> Response {
+    response.extensions_mut().insert(AskedBy(who.actor.0.clone()));
     response
 }
 

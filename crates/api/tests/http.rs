@@ -47,6 +47,7 @@ impl Server {
             pool_size: 0,
             default_template: "debian".into(),
             confirm: true,
+            keep_output: None,
         };
         let engine = Engine::open(config, Arc::new(store)).await.unwrap();
         let stop = CancellationToken::new();

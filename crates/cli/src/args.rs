@@ -238,11 +238,12 @@ pub struct NewOptions {
     /// A git repository, or a tar archive (a name that ends with .tar, .tar.gz or .tgz), for its first files
     #[arg(long, value_name = "URL[#REF]")]
     pub source: Option<String>,
-    /// How long nothing happens before --on-idle
-    #[arg(long, value_name = "DURATION", default_value = "30m", value_parser = parse_duration)]
-    pub idle: Duration,
-    #[arg(long, value_enum, default_value_t)]
-    pub on_idle: OnIdle,
+    /// How long nothing happens before --on-idle [default: 30m]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub idle: Option<Duration>,
+    /// [default: hibernate]
+    #[arg(long, value_enum)]
+    pub on_idle: Option<OnIdle>,
     /// How long each of its sandboxes may run, in awake time
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub timeout: Option<Duration>,

@@ -49,6 +49,9 @@ pub struct ServeArgs {
     /// Drop a sandbox right after its memory is saved, without trying the image out first
     #[arg(long, env = "DORMOUSE_NO_CONFIRM", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub no_confirm: Option<bool>,
+    /// How much of the latest output of each exec, terminal and service is kept, besides its first MiB [default: 1GiB]
+    #[arg(long, env = "DORMOUSE_KEEP_OUTPUT", value_name = "SIZE")]
+    pub keep_output: Option<String>,
     /// For developers: another program as PID 1 of new sandboxes, instead of the one that this program carries
     #[arg(long, env = "DORMOUSE_GUEST", value_name = "PATH", hide_short_help = true)]
     pub guest: Option<PathBuf>,
@@ -73,6 +76,8 @@ pub struct Settings {
     pub runsc: Option<PathBuf>,
     pub platform: String,
     pub confirm: bool,
+    /// `None`: as much as journals keep by themselves.
+    pub keep_output: Option<model::ByteSize>,
     /// `None`: the one that this program carries.
     pub guest: Option<PathBuf>,
     pub log_level: String,
@@ -92,6 +97,7 @@ impl ServeArgs {
             runsc: self.runsc.or(file.runsc),
             platform: self.platform.or(file.platform),
             no_confirm: self.no_confirm.or(file.no_confirm),
+            keep_output: self.keep_output.or(file.keep_output),
             guest: self.guest.or(file.guest),
             log_level: self.log_level.or(file.log_level),
         }
@@ -127,6 +133,8 @@ impl ServeArgs {
         if !matches!(platform.as_str(), "systrap" | "ptrace") {
             bail!("'{platform}' is not a platform: use systrap or ptrace");
         }
+        let keep_output = self.keep_output.as_deref().map(model::parse_bytes).transpose();
+        let keep_output = keep_output.context("'keep_output' is a size, such as 256MiB")?;
         Ok(Settings {
             listen,
             templates: self.templates.unwrap_or_else(|| data.join("templates")),
@@ -138,6 +146,7 @@ impl ServeArgs {
             runsc: self.runsc,
             platform,
             confirm: !self.no_confirm.unwrap_or(false),
+            keep_output,
             guest: self.guest,
             log_level: self.log_level.unwrap_or_else(|| "info".to_owned()),
         })

@@ -132,7 +132,24 @@ fn started_ticks(pid: u32) -> Option<u64> {
 
 /// How the session's supervisor stands; `None` where there is none, or one whose sandbox has ended.
 pub(crate) async fn phase(live: &Live) -> Result<Option<wire::control::Status>, CallError> {
-    match live.supervisor.call_soon(&Request::Status).await {
+    standing(live.supervisor.call_soon(&Request::Status).await)
+}
+
+/// The same, once what the supervisor was asked for earlier has come to its end.
+pub(crate) async fn settled(live: &Live, limit: Duration) -> Result<Option<wire::control::Status>, CallError> {
+    // One that doesn't answer at all isn't waited for that long.
+    if phase(live).await?.is_none() {
+        return Ok(None);
+    }
+    match standing(live.supervisor.call_within(&Request::Settled, limit).await) {
+        // One of an earlier version doesn't know the question.
+        Err(CallError::Broken(_) | CallError::Refused(_)) => phase(live).await,
+        settled => settled,
+    }
+}
+
+fn standing(answer: Result<Answer, CallError>) -> Result<Option<wire::control::Status>, CallError> {
+    match answer {
         Ok(Answer::Status(status)) if status.phase != Phase::Ended => Ok(Some(status)),
         Ok(_) | Err(CallError::Unreachable(_)) => Ok(None),
         Err(error) => Err(error),

@@ -59,6 +59,10 @@ impl Engine {
         let inner = Inner::new(config, store, programs, tokens);
         recover::recover(&inner).await.map_err(|e| OpenError::Other(e.to_string()))?;
         inner.tasks.spawn(pool::keep(inner.clone()));
+        let inner_ = inner.clone();
+        inner.tasks.spawn(async move {
+            let _ = blocking(move || inner_.programs.verify_all()).await;
+        });
         inner.tasks.spawn(tokens::note_use(inner.clone()));
         Ok(Engine { inner })
     }

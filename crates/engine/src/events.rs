@@ -1,6 +1,6 @@
 //! Following histories: from the store to its end, then as events are committed.
 
-use crate::{Engine, Error, inner::Inner};
+use crate::{Engine, Error, facts, inner::Inner};
 use model::{EventSeq, SessionId, State};
 use std::{collections::VecDeque, sync::Arc};
 use store::{Cursor, EventRow, MAX_PAGE};
@@ -31,7 +31,9 @@ impl Engine {
     /// # Errors
     /// [`Error::NotFound`].
     pub async fn events(&self, id: SessionId, from: EventSeq, limit: usize) -> Result<Vec<EventRow>, Error> {
-        self.inner.find(id).await?;
+        let session = self.inner.find(id).await?;
+        // What somebody was told of has its event, too.
+        facts::drain(&self.inner, &session).await?;
         Ok(self.inner.store.events(id, from, limit.min(MAX_PAGE)).await?)
     }
 

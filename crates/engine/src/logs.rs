@@ -80,7 +80,7 @@ impl Engine {
         let row = session.view().row;
         for service in &row.services {
             let name = service.name.clone();
-            stream(LogSource::Service(name.clone()), "log", JournalName::Service(name), row.created_at, true);
+            stream(LogSource::Service(name.clone()), "stdout", JournalName::Service(name), row.created_at, true);
         }
         Ok(streams)
     }
@@ -139,7 +139,7 @@ impl Log {
                 && services.insert(name.clone())
             {
                 let journal = JournalName::Service(name.clone());
-                self.pass_on(LogSource::Service(name), "log", journal, Offset::ZERO, Vec::new());
+                self.pass_on(LogSource::Service(name), "stdout", journal, Offset::ZERO, Vec::new());
             }
         }
         Ok(())

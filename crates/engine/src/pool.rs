@@ -151,6 +151,7 @@ async fn boot(inner: &Arc<Inner>) -> Result<(), crate::Error> {
         lower: base.lower,
         runtime: base.runtime,
         resources: Resources::default(),
+        keep_output_bytes: inner.config.keep_output,
         identity: Some(launch::blank_identity(id)),
         pins: base.pins,
     };

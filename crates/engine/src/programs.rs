@@ -8,10 +8,10 @@ use model::Resources;
 use snapshot::{
     Hash,
     pin::BinaryStore,
-    template::{TemplateError, TemplateStore},
+    template::{Changed, TemplateError, TemplateStore},
 };
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
@@ -38,6 +38,9 @@ pub(crate) struct Programs {
     /// Names this server among the owners of pins: templates can be shared.
     instance: String,
     pinned: Mutex<HashSet<Hash>>,
+    /// What was found changed in place, of each template that was looked at. Looking takes a moment, so it is done once
+    /// in a server's life: at its start, or before the first wake where that is earlier.
+    changed: Mutex<HashMap<Hash, Vec<Changed>>>,
 }
 
 /// What one sandbox is made of.
@@ -66,7 +69,7 @@ impl Programs {
         }
         let state_dir = config.data_dir.join("runsc");
         let platform = config.platform.clone();
-        Ok(Programs { templates, binaries, guest, runsc, state_dir, platform, instance, pinned: Mutex::default() })
+        Ok(Programs { templates, binaries, guest, runsc, state_dir, platform, instance, pinned: Mutex::default(), changed: Mutex::default() })
     }
 
     /// Where the runtime keeps its sandboxes.
@@ -137,11 +140,46 @@ impl Programs {
         if let Err(error) = self.binaries.collect(&keep) {
             tracing::warn!(%error, "programs that no session needs stay");
         }
-        let Ok(listed) = self.templates.list() else { return };
-        for hash in listed.into_iter().map(|t| t.descriptor.hash).filter(|hash| !needed.contains(&hash.to_string())) {
+        // Also those whose names are gone.
+        let pinned = self.templates.pinned_by(&self.instance).unwrap_or_default();
+        for hash in pinned.into_iter().filter(|hash| !needed.contains(&hash.to_string())) {
             if let Err(error) = self.templates.unpin(hash, &self.instance) {
                 tracing::warn!(%hash, %error, "a template stays pinned");
             }
+        }
+        if let Err(error) = self.templates.collect() {
+            tracing::warn!(%error, "templates that nobody needs stay");
+        }
+    }
+
+    /// Files of a template that somebody wrote into in place on the machine, which `host` shares them with. Sessions of
+    /// it see the change, and memory that was saved before may not fit to it. Nothing is refused for it: most files are
+    /// in nobody's memory, and only the restore can tell. Blocks.
+    pub(crate) fn changed_in_place(&self, template: &str) -> Vec<Changed> {
+        let Ok(hash) = template.parse::<Hash>() else { return Vec::new() };
+        let mut known = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = known.entry(hash).or_insert_with(|| match self.templates.verify_host(hash) {
+            Ok(changed) => {
+                if let Some(first) = changed.first() {
+                    let (files, first) = (changed.len(), first.path.display());
+                    tracing::warn!(%hash, files, %first, "files of a template were changed in place on this machine");
+                }
+                changed
+            }
+            Err(error) => {
+                tracing::warn!(%hash, %error, "whether a template was changed can't be told");
+                Vec::new()
+            }
+        });
+        found.clone()
+    }
+
+    /// Looks at all templates that are shared with the machine. Blocks.
+    pub(crate) fn verify_all(&self) {
+        let named = self.templates.list().unwrap_or_default().into_iter().map(|listed| listed.descriptor.hash);
+        let all: HashSet<Hash> = named.chain(self.templates.pinned_by(&self.instance).unwrap_or_default()).collect();
+        for hash in all {
+            self.changed_in_place(&hash.to_string());
         }
     }
 }

@@ -25,6 +25,8 @@ use wire::control::{Phase, Request};
 
 /// Sessions that are recovered at the same time.
 const AT_ONCE: usize = 32;
+/// The longest that a capture or a thaw can go on after its server.
+const STEP_LIMIT: Duration = Duration::from_secs(15 * 60);
 /// Sessions read at once.
 const STRETCH: usize = 1000;
 
@@ -164,7 +166,7 @@ async fn look(session: &Arc<Session>) -> (Option<Arc<Live>>, Seen) {
     }
     let stored = session.view().row.generation;
     let live = Live::new(session.layout.clone(), stored);
-    match ending::phase(&live).await {
+    match ending::settled(&live, STEP_LIMIT).await {
         Ok(Some(status)) => {
             live.set_generation(status.generation);
             let sleeper = match status.phase {

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use futures_util::Stream;
-use model::{Actor, ExecId, IdlePolicy, Key, Offset, OnTimeout, Resources, Runtime, ServiceSpec, SessionId, Timestamp, TokenId};
+use model::{Actor, ByteSize, ExecId, IdlePolicy, Key, Offset, OnTimeout, Resources, Runtime, ServiceSpec, SessionId, Timestamp, TokenId};
 use std::{collections::BTreeMap, path::PathBuf, pin::Pin, sync::Arc};
 use store::{OperationRow, RequestId, SessionRow};
 use wire::{files::FileReply, records::Program};
@@ -31,6 +31,8 @@ pub struct Config {
     pub default_template: String,
     /// Whether a memory image is tried out before the sandbox it was taken of is dropped.
     pub confirm: bool,
+    /// How much of the latest output of each exec, terminal and service is kept; 1 GiB where missing.
+    pub keep_output: Option<ByteSize>,
 }
 
 /// How far a token reaches. `Write` includes `Read`, `Admin` includes all.

@@ -1,8 +1,26 @@
 //! Templates, as callers manage them.
 
 use crate::{Caller, Engine, Error, TemplateSource, inner::blocking, programs::template_error, tokens::admin_only};
-use snapshot::template::{Listed, TemplateRef};
-use std::fs::File;
+use snapshot::template::{Listed, TemplateError, TemplateRef};
+use std::{fs::File, io, path::Path};
+
+/// Why no template could be made of what stands at `path`: mostly for what stands there.
+fn source_error(error: TemplateError, path: &Path) -> Error {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(one) = cause {
+        let kind = one.downcast_ref::<io::Error>().map(io::Error::kind);
+        if matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)) {
+            return Error::NoSpace { detail: format!("can't take {} as a template: {error}", path.display()) };
+        }
+        cause = one.source();
+    }
+    match error {
+        TemplateError::Io { .. } | TemplateError::Tree(_) | TemplateError::Extract(_) => {
+            Error::invalid("path", format!("{} can't be taken as a template: {error}", path.display()))
+        }
+        other => template_error(other),
+    }
+}
 
 impl Engine {
     /// The templates that have a name.
@@ -37,7 +55,7 @@ impl Engine {
                 }
                 TemplateSource::OciLayout { dir, reference } => templates.add_oci_layout(&name, dir, reference.as_deref()),
             };
-            made.map_err(template_error)
+            made.map_err(|error| source_error(error, path))
         })
         .await?
     }

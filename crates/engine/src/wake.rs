@@ -15,7 +15,7 @@ use crate::{
 };
 use model::{EventType, Generation};
 use serde_json::json;
-use snapshot::{Hash, image::ImageDescriptor};
+use snapshot::{Hash, image::ImageDescriptor, template::Changed};
 use std::{path::Path, sync::Arc, time::Duration};
 use store::SessionRow;
 use wire::{
@@ -28,6 +28,8 @@ use wire::{
 const STARTED: &str = "started";
 /// Beside an image: the fingerprint of the disk that belongs to it.
 const DISK: &str = "disk-fingerprint";
+/// Changed files of a template that an event names.
+const CHANGED_SHOWN: usize = 20;
 /// How long the frozen original may take to run on.
 const THAW_LIMIT: Duration = Duration::from_secs(60);
 
@@ -40,7 +42,12 @@ pub(crate) async fn run(context: &Context) -> Result<(), Failure> {
         let thawed = live.supervisor.call_within(&Request::Thaw { generation: next }, THAW_LIMIT).await;
         if thawed.is_ok() || has_thawed(&live, next).await {
             live.set_generation(next);
-            return woken(context, &live, &row, true).await;
+            // A restored guest is told at its start; this one has those of before its sleep.
+            let services = Request::SetServices { services: row.services.clone() };
+            if let Err(error) = live.supervisor.call_soon(&services).await {
+                tracing::warn!(session = %session.id, %error, "a thawed session may not have its changed services");
+            }
+            return woken(context, &live, &row, None).await;
         }
         match thawed {
             // It was just ending, or had ended: frozen to its end.
@@ -82,9 +89,11 @@ async fn restore(context: &Context, row: &SessionRow) -> Result<(), Failure> {
     let image_of = row.image_generation.ok_or_else(|| Error::internal("a hibernated session has no image"))?;
     let image = session.layout.image(image_of);
     let (inner, row_, image_) = (context.inner.clone(), row.clone(), image.clone());
-    let base = blocking(move || {
+    let (base, changed) = blocking(move || {
         ImageDescriptor::read(&image_).and_then(|descriptor| descriptor.check_loadable()).map_err(Error::internal)?;
-        inner.programs.pinned(&row_)
+        let base = inner.programs.pinned(&row_)?;
+        let changed = inner.programs.changed_in_place(&base.pins.template);
+        Ok::<_, Error>((base, changed))
     })
     .await
     .flatten()?;
@@ -96,31 +105,39 @@ async fn restore(context: &Context, row: &SessionRow) -> Result<(), Failure> {
         lower: base.lower,
         runtime: base.runtime,
         resources: row.resources,
+        keep_output_bytes: context.inner.config.keep_output,
         identity: Some(launch::identity(row)),
         pins: base.pins,
     };
     match launch::launch(&context.inner, &session.launching, spec).await {
         Ok(live) => {
             watch::attach(&context.inner, session, live.clone());
-            woken(context, &live, row, false).await
+            woken(context, &live, row, Some(changed)).await
         }
         Err(error) => Err(judge(&session.layout, image_of, error).await),
     }
 }
 
-/// The session runs: commits that, and drops the image, whose memory is spent by it.
-async fn woken(context: &Context, live: &Arc<Live>, row: &SessionRow, thawed: bool) -> Result<(), Failure> {
+/// The session runs: commits that, and drops the image, whose memory is spent by it. `changed` are files of its template
+/// that are not what they were; `None` where the frozen original was thawed.
+async fn woken(context: &Context, live: &Arc<Live>, row: &SessionRow, changed: Option<Vec<Changed>>) -> Result<(), Failure> {
     let generation = live.generation();
     let slept = context.inner.now().since(row.updated_at);
+    let thawed = changed.is_none();
     let data = json!({
         "generation": generation, "memory": "restored", "gap_seconds": slept.as_secs_f64(), "thawed": thawed,
     });
-    let event = context.event(EventType::WAKE_DONE, data);
+    let mut events = vec![context.event(EventType::WAKE_DONE, data)];
+    if let Some(changed) = changed.filter(|changed| !changed.is_empty()) {
+        let shown: Vec<_> = changed.iter().take(CHANGED_SHOWN).map(|changed| changed.path.to_string_lossy()).collect();
+        let data = json!({ "template": row.template, "files": changed.len(), "paths": shown });
+        events.push(context.event(EventType::TEMPLATE_CHANGED, data));
+    }
     let change = move |change: &mut store::SessionChange| {
         change.session.generation = generation;
         change.session.image_generation = None;
         change.session.reason = None;
-        change.events.push(event.clone());
+        change.events.extend(events.clone());
     };
     context.finish(Box::new(change)).await?;
     if let Some(spent) = row.image_generation {
@@ -194,6 +211,7 @@ pub(crate) async fn start(context: &Context) -> Result<(), Failure> {
         lower: base.lower,
         runtime: base.runtime,
         resources: row.resources,
+        keep_output_bytes: context.inner.config.keep_output,
         identity: Some(launch::identity(&row)),
         pins: base.pins.clone(),
     };
@@ -233,7 +251,7 @@ pub(crate) async fn finish_boot(context: &Context, live: Arc<Live>) -> Result<()
         });
     }
     match kind {
-        model::OperationKind::Wake => woken(context, &live, &row, false).await,
+        model::OperationKind::Wake => woken(context, &live, &row, Some(Vec::new())).await,
         _ => {
             let pins = pins_of(session).await;
             started(context, live.generation(), pins).await

@@ -63,6 +63,9 @@ pub(crate) struct AttachQuery {
     pub from: Option<String>,
     /// `write` (where missing), `observe` or `take`.
     pub mode: Option<String>,
+    /// `false`: never wake a hibernated session for it, answer 422 `not_running` instead. A viewer that comes back by
+    /// itself asks so; otherwise no session with a viewer could sleep.
+    pub wake: Option<bool>,
     /// Start a stopped session for it.
     pub start: Option<bool>,
 }
@@ -88,7 +91,7 @@ pub(crate) async fn attach(
     if wanted.mode != "observe" {
         who.require(Scope::Write)?;
     }
-    let link = app.engine().attach(&who, id, wanted, query.start.unwrap_or(false)).await?;
+    let link = app.engine().attach(&who, id, wanted, query.wake.unwrap_or(true), query.start.unwrap_or(false)).await?;
     let (writes, stop) = (may_write(&who), app.stop().clone());
     // One input message and its head; a viewer has nothing longer to say.
     let upgrade = upgrade.max_message_size(MAX_INPUT + 64).max_frame_size(MAX_INPUT + 64).write_buffer_size(64 * 1024);

@@ -193,8 +193,10 @@ async fn still_there(ctx: &Context, pid: u32) -> bool {
     ctx.client.address().is_local() && is_dormouse(pid)
 }
 
+/// True for a server that runs; one that has ended and that its parent hasn't noticed yet (a zombie) doesn't.
 fn is_dormouse(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "dormouse")
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.split_once("(dormouse) ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
 }
 
 /// `dormouse version`.

@@ -7,10 +7,13 @@ use super::{
     http::Call,
 };
 use crate::args::{NewOptions, OnIdle};
-use api_types::{CreateSession, CreatedSession, Session, Source};
+use api_types::{CreateSession, CreatedSession, ProblemCode, Session, Source};
 use model::{IdleAction, IdlePolicy, IdleWhen, Key, Resources, Runtime, State};
 use serde_json::{Value, json};
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
+
+/// How long nothing happens in a session before it is hibernated, unless told otherwise.
+const IDLE_AFTER: Duration = Duration::from_secs(30 * 60);
 
 /// `dormouse new`.
 ///
@@ -40,7 +43,7 @@ pub async fn run(
     }
     let (session, _) = ensure_session(ctx, key, options).await?;
     if session.state != State::Running {
-        attach::connect(ctx, &session).await?;
+        attach::ensure_running(ctx, &session, true).await?;
     }
     let terminal = attach::open_terminal(ctx, &session, Some(argv)).await?;
     let id = session.id;
@@ -56,8 +59,16 @@ pub async fn run(
 
 /// Gets or creates a session, and says on standard error what isn't as it was asked for.
 async fn ensure_session(ctx: &Context, key: Option<String>, options: NewOptions) -> Result<(Session, Value)> {
-    let request = request(key, options)?;
-    let value: Value = ctx.client.json(Call::post("/v1/sessions", &request)).await?;
+    let idle_by_default = options.idle.is_none() && options.on_idle.is_none();
+    let mut request = request(key, options)?;
+    let value: Value = match ctx.client.json(Call::post("/v1/sessions", &request)).await {
+        // A server that doesn't watch for idleness yet: nobody asked for it by name, and it is as if it never came.
+        Err(failure) if idle_by_default && lacks(&failure, "idle") => {
+            request.idle = None;
+            ctx.client.json(Call::post("/v1/sessions", &request)).await?
+        }
+        answer => answer?,
+    };
     let made: CreatedSession = Context::read(&value)?;
     if let Some(ignored) = made.ignored.filter(|fields| !fields.is_empty()) {
         let names: Vec<String> = ignored.into_iter().map(|field| field.0).collect();
@@ -69,16 +80,23 @@ async fn ensure_session(ctx: &Context, key: Option<String>, options: NewOptions)
     Ok((made.session, value))
 }
 
+/// True where the server refuses because it doesn't know what to do with `field` yet.
+fn lacks(failure: &Failure, field: &str) -> bool {
+    let problem = failure.problem.as_ref();
+    problem.is_some_and(|p| p.code == ProblemCode::NotBuilt && p.field.as_deref() == Some(field))
+}
+
 /// What the options ask for. Nothing that was given is left out: what isn't built yet, the server refuses.
 fn request(key: Option<String>, options: NewOptions) -> Result<CreateSession> {
     let key: Option<Key> = key.map(|key| key.parse()).transpose().map_err(|e: model::NameError| Failure::usage(e.to_string()))?;
-    let idle_action = match options.on_idle {
+    let idle_action = match options.on_idle.unwrap_or_default() {
         OnIdle::Hibernate if options.ephemeral => None,
         OnIdle::Hibernate => Some(IdleAction::Hibernate),
         OnIdle::Stop => Some(IdleAction::Stop),
         OnIdle::None => None,
     };
-    let idle = idle_action.map(|action| IdlePolicy { after_seconds: options.idle.as_secs(), action, when: IdleWhen::NoActivity });
+    let after = options.idle.unwrap_or(IDLE_AFTER);
+    let idle = idle_action.map(|action| IdlePolicy { after_seconds: after.as_secs(), action, when: IdleWhen::NoActivity });
     let resources = Resources { cpus: options.cpus, memory_bytes: options.memory, disk_bytes: options.disk, pids: options.pids };
     Ok(CreateSession {
         key,

@@ -167,7 +167,7 @@ fn describe(session: &Session) -> String {
     }
     some("disk written", session.usage.disk_bytes.map(size));
     some("saved memory", session.usage.image_bytes.map(size));
-    lines.iter().map(|(name, value)| format!("{:<14}{value}\n", format!("{name}:"))).collect()
+    lines.iter().map(|(name, value)| format!("{:<15}{value}\n", format!("{name}:"))).collect()
 }
 
 /// `dormouse stats`.

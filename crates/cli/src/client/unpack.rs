@@ -45,7 +45,9 @@ pub fn unpack(archive: impl Read, target: &Path) -> Result<Unpacked, UnpackError
                 continue;
             }
         };
-        let inner = parts.get(1..).unwrap_or_default();
+        // Of the root the first component is `.`, which is no part.
+        let first = usize::from(!name.starts_with("."));
+        let inner = parts.get(first..).unwrap_or_default();
         let mode = entry.header().mode().unwrap_or(0o644) & 0o777;
         if inner.is_empty() {
             if entry.header().entry_type() == EntryType::Directory {

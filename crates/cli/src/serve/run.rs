@@ -117,6 +117,7 @@ fn config(settings: &Settings) -> anyhow::Result<engine::Config> {
         pool_size: settings.pool.map_or_else(default_pool, |count| usize::try_from(count).unwrap_or(usize::MAX)),
         default_template: DEFAULT_TEMPLATE.to_owned(),
         confirm: settings.confirm,
+        keep_output: settings.keep_output,
     })
 }
 

@@ -2,11 +2,15 @@
 
 use crate::client::{
     failure::{Failure, Result},
-    http::{Client, problem_of},
+    http::{Call, Client, problem_of},
 };
-use api_types::terminal::{ClientFrame, ServerFrame};
+use api_types::{
+    ProblemCode, Session,
+    terminal::{ClientFrame, ServerFrame},
+};
 use futures_util::{SinkExt, StreamExt};
 use http::{Request, header};
+use model::{SessionId, State};
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
@@ -34,6 +38,8 @@ pub struct LinkEvent {
 pub enum News {
     Up,
     Frame(ServerFrame),
+    /// There is no link because the session rests: hibernated or paused.
+    Resting(State),
     Down(Failure),
 }
 
@@ -41,6 +47,7 @@ pub enum News {
 /// nobody listens any more.
 pub async fn run(
     client: Client,
+    session: SessionId,
     path: String,
     number: u64,
     mut outgoing: mpsc::UnboundedReceiver<ClientFrame>,
@@ -50,8 +57,24 @@ pub async fn run(
         Ok(()) => return,
         Err(failure) => failure,
     };
+    let news = match resting(&client, session, &failure).await {
+        Some(state) => News::Resting(state),
+        None => News::Down(failure),
+    };
     // Nobody listens: then nobody misses it.
-    let _ = events.send(LinkEvent { number, news: News::Down(failure) }).await;
+    let _ = events.send(LinkEvent { number, news }).await;
+}
+
+/// The state that keeps a session from being joined, where that is rest and not an end.
+async fn resting(client: &Client, session: SessionId, failure: &Failure) -> Option<State> {
+    match failure.problem.as_ref()?.code {
+        ProblemCode::Paused => Some(State::Paused),
+        ProblemCode::NotRunning => {
+            let session: Session = client.json(Call::get(format!("/v1/sessions/{session}")).once()).await.ok()?;
+            Some(session.state).filter(|state| *state == State::Hibernated)
+        }
+        _ => None,
+    }
 }
 
 async fn pass_on(

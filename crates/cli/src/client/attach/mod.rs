@@ -9,6 +9,7 @@
 //! ```
 //! Output has absolute offsets, input has sequence numbers: a new link goes on at the exact byte, and sends again what
 //! was not acknowledged. Where a line of our own is on the screen, the new link begins with a redraw instead.
+//! A link that was lost never wakes the session: one that was hibernated is said to be so, and a key wakes it.
 
 mod keys;
 mod ledger;
@@ -26,8 +27,8 @@ use super::{
     http::Call,
     select,
 };
-use api_types::{ConnectAnswer, ConnectRequest, ConnectStatus, CreateTerminal, Session, Terminal};
-use model::{TerminalId, TerminalState};
+use api_types::{CreateTerminal, Session, Terminal};
+use model::{State, TerminalId, TerminalState};
 use std::process::ExitCode;
 
 /// Whether and how to type.
@@ -103,34 +104,35 @@ fn session_name(session: &Session) -> String {
 pub async fn command(ctx: &Context, session: &str, terminal: Option<&str>, mode: Mode, keys: DetachKeys) -> Result<ExitCode> {
     Tty::check()?;
     let session = select::session(&ctx.client, session).await?;
-    let answer = connect(ctx, &session).await?;
-    let terminal = choose(ctx, &session, answer.terminals, terminal, mode).await?;
+    ensure_running(ctx, &session, mode != Mode::Observe).await?;
+    let terminals = select::terminals(&ctx.client, &session).await?;
+    let terminal = choose(ctx, &session, terminals, terminal, mode).await?;
     let over = attach(ctx, Target { session, terminal, mode, keys }).await?;
     Ok(exit_code(&over))
 }
 
-/// Wakes the session where it sleeps, and says why where it can't be attached to.
+/// Wakes the session where it sleeps and `wake` says so, and says why where it can't be attached to.
 ///
 /// # Errors
 /// A session that doesn't run.
-pub async fn connect(ctx: &Context, session: &Session) -> Result<ConnectAnswer> {
-    let path = format!("/v1/sessions/{}/connect", session.id);
-    let answer: ConnectAnswer = ctx.client.json(Call::post(path, &ConnectRequest::default())).await?;
+pub async fn ensure_running(ctx: &Context, session: &Session, wake: bool) -> Result<()> {
     let name = session_name(session);
-    let reason = answer.session.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
-    match answer.status {
-        ConnectStatus::Connected => Ok(answer),
-        ConnectStatus::Unresponsive => Err(Failure::failed(format!(
-            "session {name} is alive and doesn't answer — try again, or look at 'dormouse stats {name}'"
-        ))),
-        ConnectStatus::Paused => Err(Failure::conflict(format!("session {name} is paused — 'dormouse unpause {name}'"))),
-        ConnectStatus::Stopped => Err(Failure::conflict(format!("session {name} is stopped{reason} — 'dormouse start {name}'"))),
-        ConnectStatus::Hibernated => {
-            Err(Failure::conflict(format!("session {name} is hibernated{reason} — 'dormouse wake {name}' says why it stays so")))
+    let reason = session.reason.as_deref().map(|reason| format!(" ({})", super::text::safe(reason))).unwrap_or_default();
+    match session.state {
+        State::Creating | State::Running => Ok(()),
+        State::Hibernated if wake => {
+            let call = Call::post(format!("/v1/sessions/{}/wake", session.id), &serde_json::json!({}));
+            let after: Session = ctx.client.json(call).await?;
+            if after.state == State::Running {
+                return Ok(());
+            }
+            Err(Failure::failed(format!("session {name} is {} — 'dormouse events {name}' tells why", after.state)))
         }
-        ConnectStatus::Failed => Err(Failure::conflict(format!("session {name} has failed{reason} — 'dormouse show {name}'"))),
-        ConnectStatus::Expired => Err(Failure::not_found(format!("session {name} has expired"))),
-        ConnectStatus::Deleted => Err(Failure::not_found(format!("session {name} was deleted"))),
+        State::Hibernated => Err(Failure::conflict(format!("session {name} is hibernated — 'dormouse wake {name}'"))),
+        State::Paused => Err(Failure::conflict(format!("session {name} is paused — 'dormouse unpause {name}'"))),
+        State::Stopped => Err(Failure::conflict(format!("session {name} is stopped{reason} — 'dormouse start {name}'"))),
+        State::Failed => Err(Failure::conflict(format!("session {name} has failed{reason} — 'dormouse show {name}'"))),
+        State::Deleted => Err(Failure::not_found(format!("session {name} was deleted"))),
     }
 }
 

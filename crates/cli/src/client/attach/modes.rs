@@ -101,7 +101,8 @@ impl Modes {
             out.extend_from_slice(b"\x1b[<u");
         }
         // Soft defaults: colours, scrolling region, character set, insert mode, wrapping; a visible cursor of any shape.
-        out.extend_from_slice(b"\x1b[0m\x1b[r\x1b(B\x0f\x1b[4l\x1b[?7h\x1b[?25h\x1b[0 q");
+        // Setting the region moves the cursor, so it is saved around that.
+        out.extend_from_slice(b"\x1b7\x1b[r\x1b8\x1b[0m\x1b(B\x0f\x1b[4l\x1b[?7h\x1b[?25h\x1b[0 q");
         *self = Modes::default();
         out
     }

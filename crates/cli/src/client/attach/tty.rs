@@ -81,14 +81,13 @@ impl Tty {
         write(format!("\x18{bell}\x1b7\x1b[?6l\x1b[{rows};1H\x1b[0;7m\x1b[2K{text}\x1b[0m\x1b8").as_bytes())
     }
 
-    /// Puts the terminal back and leaves the cursor on a fresh line.
+    /// Puts the terminal back and leaves the cursor on a fresh line below where it was: what was shown stays in sight.
     pub fn restore(&mut self) {
         if !std::mem::take(&mut self.raw) {
             return;
         }
-        let (_, rows) = Tty::size();
         let mut bytes = self.modes.switch_off();
-        bytes.extend_from_slice(format!("\x1b[{rows};1H\r\n").as_bytes());
+        bytes.extend_from_slice(b"\r\n\x1b[J");
         // Nothing is left to be done for a terminal that is gone.
         let _ = write(&bytes);
         let _ = crossterm::terminal::disable_raw_mode();

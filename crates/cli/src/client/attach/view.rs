@@ -14,7 +14,7 @@ use crate::client::{
 };
 use api_types::terminal::{ClientFrame, ServerFrame};
 use bytes::Bytes;
-use model::Offset;
+use model::{Offset, State};
 use std::{ops::ControlFlow, time::Duration};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -27,6 +27,9 @@ const QUIET: Duration = Duration::from_millis(400);
 
 /// How long a message stays on the bottom line.
 const MESSAGE: Duration = Duration::from_secs(3);
+
+/// How often a session that rests is looked at.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// How the link stands.
 enum Link {
@@ -62,6 +65,10 @@ pub struct View {
     lost_at: Option<Instant>,
     message_until: Option<Instant>,
     writes: Option<bool>,
+    /// Why there is no link, where the session rests.
+    resting: Option<State>,
+    /// True from the key that wakes the session until it is joined.
+    wake: bool,
 }
 
 impl View {
@@ -85,6 +92,8 @@ impl View {
             lost_at: None,
             message_until: None,
             writes: None,
+            resting: None,
+            wake: false,
         })
     }
 
@@ -158,15 +167,17 @@ impl View {
         // The role is taken once: a second time it would be taken from someone who has taken it since.
         let mode = if self.target.mode == Mode::Take && self.writes.is_some() { Mode::Write } else { self.target.mode };
         let path = format!(
-            "/v1/sessions/{}/terminals/{}/attach?client={}&cols={cols}&rows={rows}&from={from}&mode={}",
+            "/v1/sessions/{}/terminals/{}/attach?client={}&cols={cols}&rows={rows}&from={from}&mode={}&wake={}",
             self.target.session.id,
             self.target.terminal,
             self.me,
-            mode.as_str()
+            mode.as_str(),
+            self.wake,
         );
         let (send, outgoing) = mpsc::unbounded_channel();
         // Owned by the sender's end: it ends when that is dropped.
-        tokio::spawn(link::run(self.client.clone(), path, self.number, outgoing, tell.clone()));
+        let session = self.target.session.id;
+        tokio::spawn(link::run(self.client.clone(), session, path, self.number, outgoing, tell.clone()));
         self.link = Link::Opening { send, by_offset };
     }
 
@@ -198,6 +209,14 @@ impl View {
 
     fn on_input(&mut self, input: &[u8]) -> Result<ControlFlow<Over>> {
         let typed = self.keys.feed(input);
+        if self.resting == Some(State::Hibernated) && self.target.mode != Mode::Observe && !typed.detach {
+            // Only wakes: nobody types into a session that can't be seen yet.
+            self.resting = None;
+            self.wake = true;
+            self.link = Link::Waiting { until: Instant::now() };
+            self.tty.bottom_line("[waking…]", false)?;
+            return Ok(ControlFlow::Continue(()));
+        }
         if !typed.input.is_empty() && self.target.mode != Mode::Observe {
             match self.ledger.typed(&typed.input) {
                 Some(frames) => frames.into_iter().for_each(|frame| self.send(frame)),
@@ -214,6 +233,7 @@ impl View {
         match event.news {
             News::Up => self.on_up(),
             News::Frame(frame) => return self.on_frame(frame),
+            News::Resting(state) => self.on_resting(state)?,
             News::Down(failure) => self.on_down(failure)?,
         }
         Ok(ControlFlow::Continue(()))
@@ -229,6 +249,8 @@ impl View {
         }
         self.link = Link::Up { send };
         self.lost_at = None;
+        self.resting = None;
+        self.wake = false;
         for frame in self.ledger.unacknowledged() {
             self.send(frame);
         }
@@ -240,12 +262,29 @@ impl View {
             return Err(failure);
         }
         self.message_until = None;
+        self.resting = None;
         self.lost_at.get_or_insert_with(Instant::now);
         self.link = Link::Waiting { until: Instant::now() + self.backoff.next_pause() };
         if self.marked {
             self.show_waiting()?;
         }
         Ok(())
+    }
+
+    /// The session rests. It is looked at again and again: somebody else may end its rest.
+    fn on_resting(&mut self, state: State) -> Result<()> {
+        self.message_until = None;
+        self.link = Link::Waiting { until: Instant::now() + LOOK_AGAIN };
+        if self.resting.replace(state) == Some(state) {
+            return Ok(());
+        }
+        self.marked = true;
+        let text = match state {
+            State::Paused => "[paused: 'dormouse unpause' lets it go on]",
+            _ if self.target.mode == Mode::Observe => "[hibernated]",
+            _ => "[hibernated: press a key to wake]",
+        };
+        self.tty.bottom_line(text, false)
     }
 
     fn on_frame(&mut self, frame: ServerFrame) -> Result<ControlFlow<Over>> {
