@@ -34,8 +34,16 @@ fn a_key_is_one_session_until_it_is_deleted() {
     let create = |body: &Value| server.client.post("/v1/sessions", body);
     let body = json!({ "key": "job/1".replace('/', ":"), "name": "n", "task": "t", "metadata": { "team": "a" } });
     let made = create(&body).expect(201).json();
-    for (field, value) in [("state", json!("running")), ("memory", json!("live")), ("generation", json!(1)), ("runtime", json!("gvisor")),
-        ("name", json!("n")), ("task", json!("t")), ("operation", Value::Null), ("ephemeral", json!(false))] {
+    for (field, value) in [
+        ("state", json!("running")),
+        ("memory", json!("live")),
+        ("generation", json!(1)),
+        ("runtime", json!("gvisor")),
+        ("name", json!("n")),
+        ("task", json!("t")),
+        ("operation", Value::Null),
+        ("ephemeral", json!(false)),
+    ] {
         assert_eq!(made[field], value, "{field}");
     }
     let fields = "id key name task state reason runtime template generation ephemeral metadata created_at updated_at last_activity_at idle \
@@ -48,7 +56,8 @@ fn a_key_is_one_session_until_it_is_deleted() {
 
     // Ten callers at once get the same.
     let same: BTreeSet<String> = std::thread::scope(|scope| {
-        let calls: Vec<_> = (0..10).map(|_| scope.spawn(|| create(&json!({ "key": "shared" })).json()["id"].to_string())).collect();
+        let calls: Vec<_> =
+            (0..10).map(|_| scope.spawn(|| create(&json!({ "key": "shared" })).json()["id"].to_string())).collect();
         calls.into_iter().map(|call| call.join().expect("it answers")).collect()
     });
     assert_eq!(same.len(), 1);
@@ -105,7 +114,8 @@ fn lists_are_filtered_and_come_in_pages() {
         }
         assert_eq!(all, of(&[3, 2, 1, 0]), "pages of {limit}");
     }
-    for bad in ["limit=0", "limit=1001", "limit=many", "state=asleep", "colour=red", "cursor=nonsense", "include_deleted=perhaps"] {
+    for bad in ["limit=0", "limit=1001", "limit=many", "state=asleep", "colour=red", "cursor=nonsense", "include_deleted=perhaps"]
+    {
         server.client.get(&format!("/v1/sessions?{bad}")).expect(400);
     }
     server.client.get("/v1/sessions?limit=1000").expect(200);
@@ -119,7 +129,10 @@ fn a_session_is_changed_in_place_and_reading_it_changes_nothing() {
     let session = server.session_with(&json!({ "name": "a", "task": "b", "metadata": { "x": "1", "y": "2" } }));
     let patch = |body: Value| server.client.patch(&session.path(""), &body);
     let changed = patch(json!({ "name": "new", "task": null, "metadata": { "x": null, "z": "3" } })).expect(200).json();
-    assert_eq!((&changed["name"], &changed["task"], &changed["metadata"]), (&json!("new"), &Value::Null, &json!({ "y": "2", "z": "3" })));
+    assert_eq!(
+        (&changed["name"], &changed["task"], &changed["metadata"]),
+        (&json!("new"), &Value::Null, &json!({ "y": "2", "z": "3" }))
+    );
     assert_eq!(session.event("session.updated")["data"]["fields"], json!(["name", "task", "metadata"]));
     let before = session.events().len();
     patch(json!({})).expect(200);
@@ -134,7 +147,9 @@ fn a_session_is_changed_in_place_and_reading_it_changes_nothing() {
     session.hibernate();
     patch(json!({ "name": "asleep" })).expect(200);
     let active = session.show()["last_activity_at"].clone();
-    for path in ["", "/events", "/execs", "/terminals", "/services", "/logs", "/files/stat?path=/etc/hostname", "/files/list?path=/root"] {
+    for path in
+        ["", "/events", "/execs", "/terminals", "/services", "/logs", "/files/stat?path=/etc/hostname", "/files/list?path=/root"]
+    {
         server.client.get(&session.path(path)).expect(200);
     }
     for path in ["/stats", "/processes"] {
@@ -169,11 +184,21 @@ fn what_is_wrong_or_not_built_is_named() {
     }
     let unknown = create(json!({ "kee": "x" })).expect(400);
     assert_eq!((unknown.problem().as_str(), &unknown.json()["field"]), ("unknown_field", &json!("kee")));
-    for bad in [json!([]), json!("x"), json!({ "key": 5 }), json!({ "runtime": "cloud" }), json!({ "workdir": "relative" }),
-        json!({ "env": { "a=b": "c" } }), json!({ "resources": { "cpus": -1 } }), json!({ "resources": { "memory_bytes": 5 } })] {
+    for bad in [
+        json!([]),
+        json!("x"),
+        json!({ "key": 5 }),
+        json!({ "runtime": "cloud" }),
+        json!({ "workdir": "relative" }),
+        json!({ "env": { "a=b": "c" } }),
+        json!({ "resources": { "cpus": -1 } }),
+        json!({ "resources": { "memory_bytes": 5 } }),
+    ] {
         assert_eq!(create(bad.clone()).expect(400).content_type, "application/problem+json", "{bad}");
     }
-    let raw = |body: &[u8]| server.client.send("POST", "/v1/sessions", &[("content-type", "application/json")], Some(body)).expect("an answer");
+    let raw = |body: &[u8]| {
+        server.client.send("POST", "/v1/sessions", &[("content-type", "application/json")], Some(body)).expect("an answer")
+    };
     for bad in [&b"{"[..], b"{\"key\":\"\xff\"}", b"{\"key\":\"a\",\"key\":\"b\"}", b"nonsense"] {
         assert_eq!(raw(bad).expect(400).problem(), "bad_request");
     }
@@ -182,15 +207,32 @@ fn what_is_wrong_or_not_built_is_named() {
     let made = server.client.send("POST", "/v1/sessions", &[], None).expect("an answer").expect(201).json();
     server.client.delete(&format!("/v1/sessions/{}", made["id"].as_str().expect("an id"))).expect(204);
 
-    for path in ["", "/events", "/execs", "/logs", "/stats", "/services", "/terminals", "/processes", "/files?path=/etc/passwd", "/archive?path=/"] {
+    for path in [
+        "",
+        "/events",
+        "/execs",
+        "/logs",
+        "/stats",
+        "/services",
+        "/terminals",
+        "/processes",
+        "/files?path=/etc/passwd",
+        "/archive?path=/",
+    ] {
         assert_eq!(server.client.get(&format!("/v1/sessions/{NOBODY}{path}")).expect(404).problem(), "not_found", "{path}");
     }
     for path in ["/wake", "/hibernate", "/execs", "/terminals", "/start"] {
         let body = if path == "/execs" { json!({ "shell": "true" }) } else { json!({}) };
         server.client.post(&format!("/v1/sessions/{NOBODY}{path}"), &body).expect(404);
     }
-    for path in [format!("/v1/operations/{NOBODY}"), session.path(&format!("/execs/{NOBODY}")), session.path(&format!("/terminals/{NOBODY}")),
-        "/v1/sessions/not-an-id".to_owned(), "/v1/nowhere".to_owned(), "/".to_owned()] {
+    for path in [
+        format!("/v1/operations/{NOBODY}"),
+        session.path(&format!("/execs/{NOBODY}")),
+        session.path(&format!("/terminals/{NOBODY}")),
+        "/v1/sessions/not-an-id".to_owned(),
+        "/v1/nowhere".to_owned(),
+        "/".to_owned(),
+    ] {
         assert_eq!(server.client.get(&path).expect(404).problem(), "not_found", "{path}");
     }
     let wrong = server.client.send("PUT", "/v1/sessions", &[], Some(b"{}")).expect("an answer").expect(405);
@@ -237,7 +279,12 @@ fn tokens_reach_as_far_as_they_say_and_end_at_once() {
     // Limited to sessions: it sees and reaches no other, and makes none.
     assert_eq!(ids(&items(limited.get("/v1/sessions"))), [one.id.clone()]);
     limited.post(&one.path("/execs?wait=true"), &exec).expect(201);
-    for reply in [limited.get(&other.path("")), limited.post(&other.path("/execs"), &exec), limited.get(&other.path("/events")), limited.delete(&other.path(""))] {
+    for reply in [
+        limited.get(&other.path("")),
+        limited.post(&other.path("/execs"), &exec),
+        limited.get(&other.path("/events")),
+        limited.delete(&other.path("")),
+    ] {
         assert!(matches!(reply.status, 403 | 404), "{}", reply.text());
     }
     limited.post("/v1/sessions", &json!({})).expect(403);
@@ -258,7 +305,8 @@ fn tokens_reach_as_far_as_they_say_and_end_at_once() {
     assert!(list.iter().all(|token| token.get("token").is_none()), "no secret is shown again");
     let (_, short) = token(&server, &json!({ "name": "s", "ttl_seconds": 1 }));
     eventually("a token's time is over", || (short.get("/v1/sessions").status == 401).then_some(()));
-    for bad in [json!({}), json!({ "name": "" }), json!({ "name": "x", "scopes": [] }), json!({ "name": "x", "scopes": ["all"] })] {
+    for bad in [json!({}), json!({ "name": "" }), json!({ "name": "x", "scopes": [] }), json!({ "name": "x", "scopes": ["all"] })]
+    {
         server.client.post("/v1/tokens", &bad).expect(400);
     }
 
@@ -266,7 +314,8 @@ fn tokens_reach_as_far_as_they_say_and_end_at_once() {
     eventually("the accesses are listed", || {
         let list = items(server.client.get("/v1/audit?limit=1000"));
         let refused = list.iter().any(|a| a["actor"] == "token:r" && a["method"] == "DELETE" && a["status"] == 403);
-        let stranger = list.iter().any(|a| a["status"] == 401 && a["actor"].as_str().is_some_and(|actor| actor.starts_with("unknown")));
+        let stranger =
+            list.iter().any(|a| a["status"] == 401 && a["actor"].as_str().is_some_and(|actor| actor.starts_with("unknown")));
         (refused && stranger).then_some(())
     });
     server.delete_all_and_check();
@@ -274,7 +323,8 @@ fn tokens_reach_as_far_as_they_say_and_end_at_once() {
 
 #[test]
 fn a_token_in_the_address_is_for_streams_and_never_in_a_log() {
-    let mut server = Server::with(dormouse_tests::Options { args: vec!["--log-level".into(), "trace".into()], ..Default::default() });
+    let mut server =
+        Server::with(dormouse_tests::Options { args: vec!["--log-level".into(), "trace".into()], ..Default::default() });
     let session = server.session();
     let (_, client) = token(&server, &json!({ "name": "stream", "scopes": ["read"] }));
     let bare = server.client.with_token("");
@@ -283,14 +333,19 @@ fn a_token_in_the_address_is_for_streams_and_never_in_a_log() {
     accept("text/event-stream").expect(200);
     assert_eq!(accept("application/json").expect(401).problem(), "unauthorized");
     bare.post(&session.path(&format!("/execs?access_token={}", server.client.token)), &json!({ "argv": ["true"] })).expect(401);
-    bare.send("GET", &session.path("/events?access_token=wrong"), &[("accept", "text/event-stream")], None).expect("an answer").expect(401);
+    bare.send("GET", &session.path("/events?access_token=wrong"), &[("accept", "text/event-stream")], None)
+        .expect("an answer")
+        .expect(401);
     let audit = server.client.get("/v1/audit?limit=1000").expect(200).text();
     session.delete();
     server.terminate();
     let log = server.log();
     assert!(log.contains("answered"), "the log has the requests");
     for text in [&log, &audit] {
-        assert!(!text.contains(&client.token) && !text.contains(&server.client.token) && !text.contains("access_token"), "a token is in a log");
+        assert!(
+            !text.contains(&client.token) && !text.contains(&server.client.token) && !text.contains("access_token"),
+            "a token is in a log"
+        );
     }
     // Nor in any file of the data directory but the administrator's.
     let found = Command::new("grep").args(["-rlF", &client.token]).arg(server.data()).output().expect("grep runs");
@@ -314,14 +369,18 @@ fn a_repeated_request_has_one_effect_and_one_answer() {
     let again = post(&server.client, "/v1/sessions", "one", &json!({ "name": "x" })).expect(201);
     assert_eq!(made.json(), again.json());
     assert_eq!(again.header("idempotent-replayed"), Some("true"));
-    assert_eq!(post(&server.client, "/v1/sessions", "one", &json!({ "name": "y" })).expect(409).problem(), "idempotency_conflict");
+    assert_eq!(
+        post(&server.client, "/v1/sessions", "one", &json!({ "name": "y" })).expect(409).problem(),
+        "idempotency_conflict"
+    );
     assert_eq!(items(server.client.get("/v1/sessions")).len(), 1);
 
     let session = Session::new(server.client.clone(), &made.json());
     let line = json!({ "shell": "echo x >> /root/effects; cat /root/effects" });
     let path = session.path("/execs?wait=true");
     let same: BTreeSet<String> = std::thread::scope(|scope| {
-        let calls: Vec<_> = (0..5).map(|_| scope.spawn(|| post(&server.client, &path, "run", &line).expect(201).json().to_string())).collect();
+        let calls: Vec<_> =
+            (0..5).map(|_| scope.spawn(|| post(&server.client, &path, "run", &line).expect(201).json().to_string())).collect();
         calls.into_iter().map(|call| call.join().expect("it answers")).collect()
     });
     assert_eq!(same.len(), 1, "{same:?}");
@@ -395,7 +454,8 @@ fn history_has_no_holes_and_can_be_followed_from_anywhere() {
     server.client.patch(&session.path(""), &json!({ "name": "again" })).expect(200);
     let missed = |header: &str| {
         let headers = [("accept", "text/event-stream"), ("last-event-id", header)];
-        let reply = server.client.send("GET", &session.path("/events?follow=false"), &headers, None).expect("an answer").expect(200);
+        let reply =
+            server.client.send("GET", &session.path("/events?follow=false"), &headers, None).expect("an answer").expect(200);
         numbers(reply.json()["items"].as_array().expect("a list"))
     };
     assert_eq!(missed(&last.to_string()).first(), Some(&(last + 1)));
@@ -447,7 +507,11 @@ fn an_operation_can_be_started_and_looked_up() {
     assert_eq!(session.call("wake").expect(422).problem(), "no_memory_snapshot");
     assert_eq!(session.call("hibernate").expect(422).problem(), "not_running");
     assert_eq!(server.client.post(&session.path("/execs"), &json!({ "shell": "true" })).expect(422).problem(), "not_running");
-    let started = server.client.post(&session.path("/execs?start=true&wait=true"), &json!({ "shell": "cat /root/kept" })).expect(201).json();
+    let started = server
+        .client
+        .post(&session.path("/execs?start=true&wait=true"), &json!({ "shell": "cat /root/kept" }))
+        .expect(201)
+        .json();
     assert_eq!(started["stdout"], "kept\n");
     session.hibernate();
     assert_eq!(session.call("stop").expect(200).json()["memory"], "lost", "stop gives up a sleeping session's memory");
@@ -470,12 +534,19 @@ fn logs_figures_and_processes_tell_what_happens_inside() {
     ];
     let log = |query: &str| {
         let text = server.client.get(&session.path(&format!("/logs{query}"))).expect(200).text();
-        text.lines().filter(|line| !line.is_empty()).map(|line| serde_json::from_str::<Value>(line).expect("JSON")).collect::<Vec<_>>()
+        text.lines()
+            .filter(|line| !line.is_empty())
+            .map(|line| serde_json::from_str::<Value>(line).expect("JSON"))
+            .collect::<Vec<_>>()
     };
     eventually("all lines are there", || {
         let lines = log("");
         let has = |(source, stream, text): &(String, &str, &str)| {
-            lines.iter().filter(|l| l["source"] == json!(source) && l["stream"] == json!(stream) && l["text"] == json!(text)).count() == 1
+            lines
+                .iter()
+                .filter(|l| l["source"] == json!(source) && l["stream"] == json!(stream) && l["text"] == json!(text))
+                .count()
+                == 1
         };
         wanted.iter().all(has).then_some(())
     });
@@ -592,7 +663,11 @@ fn the_servers_socket_knows_its_peers_by_uid() {
     let (status, body) = over_socket(&socket, 65534, "GET", "/v1/sessions");
     assert_eq!(status, 401, "{body}");
     assert_eq!(over_socket(&socket, 65534, "GET", "/healthz").0, 200);
-    let listed = server.cli(&["ls", "--json"]).env("DORMOUSE_URL", format!("unix:{}", socket.display())).env_remove("DORMOUSE_TOKEN").output();
+    let listed = server
+        .cli(&["ls", "--json"])
+        .env("DORMOUSE_URL", format!("unix:{}", socket.display()))
+        .env_remove("DORMOUSE_TOKEN")
+        .output();
     assert!(listed.expect("the CLI runs").status.success());
     // It ends with the server, and a rest of a killed one is no obstacle.
     server.kill();
@@ -621,7 +696,9 @@ fn one_server_holds_a_data_directory_and_its_settings_come_from_flags_environmen
 
     let dir = tempfile::tempdir().expect("a directory");
     let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
-    for (name, text, says) in [("typo", "lisen = 1", "lisen"), ("kind", "pool = \"many\"", "pool"), ("broken", "listen = [", "broken")] {
+    for (name, text, says) in
+        [("typo", "lisen = 1", "lisen"), ("kind", "pool = \"many\"", "pool"), ("broken", "listen = [", "broken")]
+    {
         std::fs::write(path(name), text).expect("a file");
         let refused = serve(&["--data", &path("d"), "--config", &path(name)]).output().expect("it runs");
         let told = String::from_utf8_lossy(&refused.stderr);
@@ -635,7 +712,11 @@ fn one_server_holds_a_data_directory_and_its_settings_come_from_flags_environmen
     let mut child = command.spawn().expect("it starts");
     let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
     let ready = lines.find(|line| line.starts_with("listening on http://127.0.0.1:"));
-    let there = (Path::new(&path("from-file")).join("admin.token").exists(), Path::new(&path("env.sock")).exists(), Path::new(&path("file.sock")).exists());
+    let there = (
+        Path::new(&path("from-file")).join("admin.token").exists(),
+        Path::new(&path("env.sock")).exists(),
+        Path::new(&path("file.sock")).exists(),
+    );
     // SAFETY: kill takes two integers; the child is ours and not waited for yet.
     unsafe { libc::kill(child.id().cast_signed(), libc::SIGTERM) };
     let ended = child.wait().expect("it ends");

@@ -24,7 +24,8 @@ fn output(session: &Session, name: &str) -> String {
 }
 
 /// Says its pid, then waits; ends as told by a file.
-const WORKER: &str = "echo up $$; while :; do if [ -e /tmp/end ]; then code=$(cat /tmp/end); rm /tmp/end; exit $code; fi; sleep 0.05; done";
+const WORKER: &str =
+    "echo up $$; while :; do if [ -e /tmp/end ]; then code=$(cat /tmp/end); rm /tmp/end; exit $code; fi; sleep 0.05; done";
 
 #[test]
 fn services_run_as_declared_and_start_again_by_their_policy() {

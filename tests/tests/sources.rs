@@ -139,12 +139,21 @@ fn a_repository_is_cloned_into_the_workdir() {
 
     let session = made(&server, &json!({ "git": url }), json!({}));
     assert_eq!(session.show()["workdir"], "/root/project");
-    assert_eq!(session.out("pwd; cat file; ./bin/run; readlink link outward; cat x.f"), "/root/project\nthree\nit runs\nfile\n/etc/shadow\nas it is");
-    assert_eq!(session.out("git status --porcelain; git log --format=%s; git rev-parse --abbrev-ref HEAD"), "three\ntwo\nfirst\nmain");
+    assert_eq!(
+        session.out("pwd; cat file; ./bin/run; readlink link outward; cat x.f"),
+        "/root/project\nthree\nit runs\nfile\n/etc/shadow\nas it is"
+    );
+    assert_eq!(
+        session.out("git status --porcelain; git log --format=%s; git rev-parse --abbrev-ref HEAD"),
+        "three\ntwo\nfirst\nmain"
+    );
     assert_eq!(session.out("git config remote.origin.url"), url);
     // No hook that git would run is there.
     assert_eq!(session.out("find .git/hooks -type f -perm /111 ! -name '*.sample' 2>/dev/null | wc -l"), "0");
-    assert_eq!(session.out("echo more > file && git -c user.name=T -c user.email=t@e commit -qam more && git log --format=%s | head -1"), "more");
+    assert_eq!(
+        session.out("echo more > file && git -c user.name=T -c user.email=t@e commit -qam more && git log --format=%s | head -1"),
+        "more"
+    );
 
     let cases = [
         (json!({ "git": url, "depth": 1 }), "three\n1"),
@@ -174,7 +183,8 @@ fn an_archive_is_unpacked_into_the_workdir() {
     fs::write(dir.path().join("tree/sub/file"), "content\n").expect("a file");
     std::os::unix::fs::symlink("sub/file", dir.path().join("tree/link")).expect("a link");
     for (name, flag) in [("a.tar", "-cf"), ("b.tar.gz", "-czf")] {
-        let done = Command::new("tar").arg(flag).arg(dir.path().join(name)).arg("-C").arg(dir.path().join("tree")).arg(".").status();
+        let done =
+            Command::new("tar").arg(flag).arg(dir.path().join(name)).arg("-C").arg(dir.path().join("tree")).arg(".").status();
         assert!(done.expect("tar runs").success());
     }
     let web = Web::serve(dir.path());
@@ -199,7 +209,11 @@ fn files_of_the_servers_machine_are_for_administrators_on_its_socket() {
     let url = format!("file://{}", repo.display());
     assert_eq!(create(&server, &json!({ "git": url }), json!({})).expect(403).problem(), "forbidden");
     let socket = format!("unix:{}", server.data().join("dormouse.sock").display());
-    let made = server.cli(&["new", "local", "--source", &format!("{url}#side")]).env("DORMOUSE_URL", socket).env_remove("DORMOUSE_TOKEN").output();
+    let made = server
+        .cli(&["new", "local", "--source", &format!("{url}#side")])
+        .env("DORMOUSE_URL", socket)
+        .env_remove("DORMOUSE_TOKEN")
+        .output();
     let made = made.expect("the CLI runs");
     assert!(made.status.success(), "{made:?}");
     let id = String::from_utf8_lossy(&made.stdout).trim().to_owned();
@@ -240,9 +254,12 @@ fn a_source_that_is_wrong_or_hostile_makes_no_session() {
     // Archives whose entries lead elsewhere.
     let hostile = "import sys, tarfile, io\nt = tarfile.open(sys.argv[1], 'w')\ndef f(name, **k):\n  i = tarfile.TarInfo(name)\n  \
         d = b'evil'\n  i.size = 0 if k else len(d)\n  for a, v in k.items(): setattr(i, a, v)\n  t.addfile(i, io.BytesIO(d))\n";
-    for (number, entries) in ["f('../../etc/evil')", "f('l', type=tarfile.SYMTYPE, linkname='/etc'); f('l/evil')"].iter().enumerate() {
+    for (number, entries) in
+        ["f('../../etc/evil')", "f('l', type=tarfile.SYMTYPE, linkname='/etc'); f('l/evil')"].iter().enumerate()
+    {
         let name = format!("hostile{number}.tar");
-        let made = Command::new("python3").args(["-c", &format!("{hostile}{entries}\nt.close()")]).arg(dir.path().join(&name)).status();
+        let made =
+            Command::new("python3").args(["-c", &format!("{hostile}{entries}\nt.close()")]).arg(dir.path().join(&name)).status();
         assert!(made.expect("python runs").success());
         let reply = post(json!({ "tar": web.url(&name) }));
         assert!(!Path::new("/etc/evil").exists());
@@ -258,8 +275,16 @@ fn a_source_that_is_wrong_or_hostile_makes_no_session() {
     // A repository whose tree would write its own hook.
     let blob = git(&repo, &["hash-object", "-w", "bin/run"]);
     let tree = |mode: &str, kind: &str, id: &str, name: &str| {
-        let mut child = Command::new("git").arg("-C").arg(&repo).arg("mktree").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("git runs");
-        std::io::Write::write_all(&mut child.stdin.take().expect("a pipe"), format!("{mode} {kind} {id}\t{name}\n").as_bytes()).expect("it reads");
+        let mut child = Command::new("git")
+            .arg("-C")
+            .arg(&repo)
+            .arg("mktree")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("git runs");
+        std::io::Write::write_all(&mut child.stdin.take().expect("a pipe"), format!("{mode} {kind} {id}\t{name}\n").as_bytes())
+            .expect("it reads");
         String::from_utf8(child.wait_with_output().expect("it ends").stdout).expect("a hash").trim().to_owned()
     };
     let hooks = tree("100755", "blob", &blob, "post-checkout");

@@ -130,7 +130,10 @@ fn debian_is_the_default_and_has_the_usual_tools() {
     assert_eq!(session.out(". /etc/os-release; echo $VERSION_CODENAME"), "bookworm");
     let tools = "bash ls ps hostname curl git python3 pip3 less vim.tiny ssh gcc make dpkg apt-get";
     assert_eq!(session.out(&format!("for tool in {tools}; do command -v $tool >/dev/null || echo $tool; done")), "");
-    assert_eq!(session.out("test -s /etc/ssl/certs/ca-certificates.crt && dpkg -s bash | grep Status"), "Status: install ok installed");
+    assert_eq!(
+        session.out("test -s /etc/ssl/certs/ca-certificates.crt && dpkg -s bash | grep Status"),
+        "Status: install ok installed"
+    );
     assert_eq!(session.out("python3 -m venv /tmp/v && /tmp/v/bin/python -c 'print(6*7)'"), "42");
     assert_eq!(session.out("printf 'int main(){return 42;}' > /tmp/x.c; gcc -o /tmp/x /tmp/x.c; /tmp/x; echo $?"), "42");
     // Made already: asked again it says only the hash, which is the one that sessions get.
@@ -305,7 +308,8 @@ fn memory_survives_a_changed_source_a_moved_name_and_another_guest() {
     let path = |name: &str| dir.path().join(name);
     small_root(&path("root"), "first");
     let add = |server: &Server| {
-        let added = server.cli(&["template", "add", "mine", "--dir", &path("root").to_string_lossy()]).output().expect("the CLI runs");
+        let added =
+            server.cli(&["template", "add", "mine", "--dir", &path("root").to_string_lossy()]).output().expect("the CLI runs");
         assert!(added.status.success(), "{added:?}");
     };
     let newer = path("guest");

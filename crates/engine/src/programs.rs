@@ -69,7 +69,17 @@ impl Programs {
         }
         let state_dir = config.data_dir.join("runsc");
         let platform = config.platform.clone();
-        Ok(Programs { templates, binaries, guest, runsc, state_dir, platform, instance, pinned: Mutex::default(), changed: Mutex::default() })
+        Ok(Programs {
+            templates,
+            binaries,
+            guest,
+            runsc,
+            state_dir,
+            platform,
+            instance,
+            pinned: Mutex::default(),
+            changed: Mutex::default(),
+        })
     }
 
     /// Where the runtime keeps its sandboxes.

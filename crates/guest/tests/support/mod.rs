@@ -162,7 +162,13 @@ impl Client {
         self.decoder.reset();
         self.hello_reply = None;
         self.quiesced = false;
-        let hello = ToGuest::Hello(Hello { protocol: PROTOCOL, session: None, generation: Generation::FIRST, identity, service_offsets: Default::default() });
+        let hello = ToGuest::Hello(Hello {
+            protocol: PROTOCOL,
+            session: None,
+            generation: Generation::FIRST,
+            identity,
+            service_offsets: Default::default(),
+        });
         let mut bytes = BytesMut::from(&PREAMBLE[..]);
         Frame::control(&hello).unwrap().encode(&mut bytes);
         let deadline = Instant::now() + PATIENCE;
