@@ -27,15 +27,20 @@ pub fn apply(identity: &Identity, is_init: bool) {
     let steps: [(&str, io::Result<()>); 5] = [
         ("randomness", mix_seed(&identity.seed)),
         ("host name", rustix::system::sethostname(identity.hostname.as_bytes()).map_err(io::Error::from)),
-        ("/etc/hostname", fs::write("/etc/hostname", format!("{}\n", identity.hostname))),
+        ("/etc/hostname", ensure_file("/etc/hostname", &format!("{}\n", identity.hostname))),
         ("/etc/hosts", name_in_hosts(&identity.hostname)),
-        ("/etc/machine-id", fs::write("/etc/machine-id", format!("{}\n", identity.machine_id))),
+        ("/etc/machine-id", ensure_file("/etc/machine-id", &format!("{}\n", identity.machine_id))),
     ];
     for (what, result) in steps {
         if let Err(error) = result {
             log!("{what}: {error}");
         }
     }
+}
+
+/// Leaves a file alone that says it already: a wake changes nothing on the disk, times included.
+fn ensure_file(path: &str, text: &str) -> io::Result<()> {
+    if fs::read_to_string(path).is_ok_and(|old| old == text) { Ok(()) } else { fs::write(path, text) }
 }
 
 fn mix_seed(seed: &str) -> io::Result<()> {
