@@ -14,8 +14,23 @@ const GIVEN: &str = "DORMOUSE_GUEST_BIN";
 const FLAGS: &str = "-C target-feature=+crt-static -C strip=symbols";
 /// Variables of the outer build that would make the inner one differ or wait for it.
 const OUTER: [&str; 17] = [
-    "RUSTFLAGS", "RUSTDOCFLAGS", "RUSTC", "RUSTDOC", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "RUSTC_LINKER", "TARGET", "HOST",
-    "PROFILE", "OUT_DIR", "OPT_LEVEL", "DEBUG", "NUM_JOBS", "MAKEFLAGS", "MFLAGS", "CLIPPY_ARGS",
+    "RUSTFLAGS",
+    "RUSTDOCFLAGS",
+    "RUSTC",
+    "RUSTDOC",
+    "RUSTC_WRAPPER",
+    "RUSTC_WORKSPACE_WRAPPER",
+    "RUSTC_LINKER",
+    "TARGET",
+    "HOST",
+    "PROFILE",
+    "OUT_DIR",
+    "OPT_LEVEL",
+    "DEBUG",
+    "NUM_JOBS",
+    "MAKEFLAGS",
+    "MFLAGS",
+    "CLIPPY_ARGS",
 ];
 /// Variables named `CARGO_…` that say where packages come from, and stay.
 const KEPT: [&str; 4] = ["CARGO_HOME", "CARGO_NET_", "CARGO_HTTP_", "CARGO_REGISTR"];

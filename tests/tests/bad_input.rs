@@ -91,7 +91,8 @@ fn malformed_json_is_refused_and_says_where() {
     }
     let reply = server.client.send("POST", "/v1/sessions", &json_body, Some(b"{\"name\":\n \"a\",,}")).expect("an answer");
     assert!(problem(&reply).2.contains("line 2"), "it says where: {}", reply.text());
-    for (body, field) in [(json!({ "argv": ["a", 7] }), "argv[1]"), (json!({ "shell": "a", "timeout_seconds": -1 }), "timeout_seconds")]
+    for (body, field) in
+        [(json!({ "argv": ["a", 7] }), "argv[1]"), (json!({ "shell": "a", "timeout_seconds": -1 }), "timeout_seconds")]
     {
         let reply = server.client.post(&session.path("/execs"), &body).expect(400);
         assert_eq!(reply.json()["field"], field, "{}", reply.text());
@@ -150,8 +151,14 @@ fn a_path_with_dots_or_a_nul_is_refused() {
     check(&session);
     for bad in ["/root/../x", "/x\0y"] {
         assert_eq!(session.write_file(bad, b"x").expect(400).problem(), "bad_request");
-        assert_eq!(session.client.put(&session.path(&format!("/archive?path={}", query(bad))), b"").expect(400).problem(), "bad_request");
-        assert_eq!(session.client.delete(&session.path(&format!("/files?path={}", query(bad)))).expect(400).problem(), "bad_request");
+        assert_eq!(
+            session.client.put(&session.path(&format!("/archive?path={}", query(bad))), b"").expect(400).problem(),
+            "bad_request"
+        );
+        assert_eq!(
+            session.client.delete(&session.path(&format!("/files?path={}", query(bad)))).expect(400).problem(),
+            "bad_request"
+        );
         let mkdir = session.client.post(&session.path("/files/mkdir"), &json!({ "path": bad, "parents": true }));
         assert_eq!(mkdir.expect(400).problem(), "bad_request");
         for body in [json!({ "from": bad, "to": "/y" }), json!({ "from": "/etc/hostname", "to": bad })] {
@@ -187,8 +194,15 @@ fn a_link_out_of_the_root_leads_nowhere_running_or_asleep() {
     ));
     let check = |session: &Session| {
         let leads = [
-            "absolute", "relative", "token", "magic", "dir/secret", &format!("up{secret}"), &format!("top{secret}"),
-            &format!("magicdir{secret}"), &format!("up/up/{token}"),
+            "absolute",
+            "relative",
+            "token",
+            "magic",
+            "dir/secret",
+            &format!("up{secret}"),
+            &format!("top{secret}"),
+            &format!("magicdir{secret}"),
+            &format!("up/up/{token}"),
         ]
         .map(|name| format!("/root/l/{name}"));
         for path in &leads {
@@ -226,7 +240,14 @@ fn a_link_out_of_the_root_leads_nowhere_running_or_asleep() {
 fn a_name_of_255_bytes_or_with_a_newline_is_a_name() {
     let server = Server::start();
     let session = server.session();
-    let names = ["n".repeat(255), "é".repeat(127), "new\nline".to_owned(), " ".to_owned(), "-rf".to_owned(), "\u{1b}[31m'\"$(x)`%2e%".to_owned()];
+    let names = [
+        "n".repeat(255),
+        "é".repeat(127),
+        "new\nline".to_owned(),
+        " ".to_owned(),
+        "-rf".to_owned(),
+        "\u{1b}[31m'\"$(x)`%2e%".to_owned(),
+    ];
     session.out("mkdir /root/n");
     for name in &names {
         let path = format!("/root/n/{name}");
@@ -240,8 +261,12 @@ fn a_name_of_255_bytes_or_with_a_newline_is_a_name() {
             assert_eq!((&stat["path"], &stat["size_bytes"]), (&json!(path), &json!(name.len())));
         }
         let list = session.client.get(&session.path("/files/list?path=/root/n")).expect(200).json();
-        let mut listed: Vec<String> =
-            list["items"].as_array().expect("a list").iter().map(|item| item["path"].as_str().expect("a path").to_owned()).collect();
+        let mut listed: Vec<String> = list["items"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|item| item["path"].as_str().expect("a path").to_owned())
+            .collect();
         let mut expected: Vec<String> = names.iter().map(|name| format!("/root/n/{name}")).collect();
         listed.sort();
         expected.sort();
@@ -285,12 +310,18 @@ fn put_by_hand(session: &Session, path: &str, length: Option<u64>, chunks: impl 
     let mut link = TcpStream::connect(host).expect("the server listens");
     let encoding = length.map_or("transfer-encoding: chunked".to_owned(), |length| format!("content-length: {length}"));
     let target = session.path(&format!("/files?path={}", query(path)));
-    let head = format!("PUT {target} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {}\r\n{encoding}\r\nconnection: close\r\n\r\n", session.client.token);
+    let head = format!(
+        "PUT {target} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {}\r\n{encoding}\r\nconnection: close\r\n\r\n",
+        session.client.token
+    );
     link.write_all(head.as_bytes()).expect("the head is taken");
     for chunk in chunks {
         let sent = match length {
             Some(_) => link.write_all(&chunk),
-            None => link.write_all(format!("{:x}\r\n", chunk.len()).as_bytes()).and_then(|()| link.write_all(&chunk)).and_then(|()| link.write_all(b"\r\n")),
+            None => link
+                .write_all(format!("{:x}\r\n", chunk.len()).as_bytes())
+                .and_then(|()| link.write_all(&chunk))
+                .and_then(|()| link.write_all(b"\r\n")),
         };
         sent.expect("the body is taken");
     }
@@ -360,10 +391,16 @@ fn a_body_cut_off_half_way_leaves_the_old_file() {
     // A link that is simply gone, without a goodbye.
     let host = session.client.base.trim_start_matches("http://");
     let mut link = TcpStream::connect(host).expect("the server listens");
-    let head = format!("PUT {} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {}\r\ncontent-length: 9000000\r\n\r\n", session.path("/files?path=/root/kept"), session.client.token);
+    let head = format!(
+        "PUT {} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {}\r\ncontent-length: 9000000\r\n\r\n",
+        session.path("/files?path=/root/kept"),
+        session.client.token
+    );
     link.write_all(head.as_bytes()).and_then(|()| link.write_all(&[b'y'; 100_000])).expect("the server reads");
     drop(link);
-    eventually("the temporary files are gone", || (session.out("ls -A /root") == session.out("ls -A /root | grep -v dormouse")).then_some(()));
+    eventually("the temporary files are gone", || {
+        (session.out("ls -A /root") == session.out("ls -A /root | grep -v dormouse")).then_some(())
+    });
     assert_eq!(session.read_file("/root/kept").expect(200).text(), "the old file");
     assert_eq!(session.read_file("/root/new").expect(404).problem(), "not_found");
     // Half an archive is no archive.
@@ -543,7 +580,12 @@ fn of_two_execs_a_stuck_one_does_not_hold_the_other() {
     let waiter = std::thread::spawn(move || {
         let path = waiting.path(&format!("/execs/{id}/output?follow=true"));
         let mut text = String::new();
-        waiting.client.stream(&path, "application/x-ndjson").expect("an answer").read_to_string(&mut text).expect("a whole answer");
+        waiting
+            .client
+            .stream(&path, "application/x-ndjson")
+            .expect("an answer")
+            .read_to_string(&mut text)
+            .expect("a whole answer");
         text
     });
     assert_eq!(session.out("seq 1 3 | paste -sd+"), "1+2+3");

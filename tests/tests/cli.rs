@@ -119,7 +119,10 @@ fn sessions_are_made_listed_and_named() {
     assert_eq!(out(&server, &["ls", "-q", "--meta", "team=a"]), id);
     assert_eq!(json(&server, &["ls", "--json"])["items"].as_array().map(Vec::len), Some(2));
     assert_eq!(out(&server, &["ls", "-q", "--state", "hibernated"]), "");
-    assert_eq!(out(&server, &["ls", "-o", "key,state", "--meta", "team=a"]).lines().nth(1).map(str::trim_end), Some("demo  running"));
+    assert_eq!(
+        out(&server, &["ls", "-o", "key,state", "--meta", "team=a"]).lines().nth(1).map(str::trim_end),
+        Some("demo  running")
+    );
     let shown = out(&server, &["show", "demo"]);
     for part in ["id: ", "key: ", "state: ", "last activity: ", "team=a"] {
         assert!(shown.contains(part), "{part} in {shown}");
@@ -188,11 +191,35 @@ fn exec_exits_as_its_command_does() {
     assert_eq!(late.code, 143, "{late:?}");
     assert!(late.err.contains("ran out of time"), "{late:?}");
     let value = json(&server, &["exec", "demo", "--json", "--", "echo", "hello"]);
-    assert_eq!((&value["state"], &value["exit_code"], &value["stdout"]), (&"exited".into(), &0.into(), &"hello\n".into()), "{value}");
+    assert_eq!(
+        (&value["state"], &value["exit_code"], &value["stdout"]),
+        (&"exited".into(), &0.into(), &"hello\n".into()),
+        "{value}"
+    );
 
     // Detached: its id, its logs, its end.
-    let exec = out(&server, &["exec", "demo", "--detach", "--key", "k", "--", "sh", "-c", "for i in 1 2 3; do echo line $i; sleep 0.3; done; exit 9"]);
-    assert_eq!(out(&server, &["exec", "demo", "--detach", "--key", "k", "--", "sh", "-c", "for i in 1 2 3; do echo line $i; sleep 0.3; done; exit 9"]), exec, "once");
+    let exec = out(
+        &server,
+        &["exec", "demo", "--detach", "--key", "k", "--", "sh", "-c", "for i in 1 2 3; do echo line $i; sleep 0.3; done; exit 9"],
+    );
+    assert_eq!(
+        out(
+            &server,
+            &[
+                "exec",
+                "demo",
+                "--detach",
+                "--key",
+                "k",
+                "--",
+                "sh",
+                "-c",
+                "for i in 1 2 3; do echo line $i; sleep 0.3; done; exit 9"
+            ]
+        ),
+        exec,
+        "once"
+    );
     let logs = Going::start(&server, &["logs", "-f", "demo", &exec]);
     logs.line("the last line", |line| line == "line 3");
     assert_eq!(run(&server, &["wait", "demo", &exec]).code, 9);
@@ -224,7 +251,12 @@ fn exec_and_logs_go_on_through_a_servers_death() {
     let mut server = Server::start();
     out(&server, &["new", "demo"]);
     let script = "i=0; while [ $i -lt 60 ]; do i=$((i+1)); echo n$i; sleep 0.05; done; exit 5";
-    let exec = server.cli(&["exec", "demo", "--key", "count", "--", "sh", "-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+    let exec = server
+        .cli(&["exec", "demo", "--key", "count", "--", "sh", "-c", script])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
     eventually("it counts", || (run(&server, &["logs", "demo", "count"]).out.contains("n5")).then_some(()));
     let logs = Going::start(&server, &["logs", "-f", "demo", "count"]);
     logs.line("the log follows", |line| line == "n5");
@@ -262,7 +294,11 @@ fn files_are_copied_both_ways() {
     out(&server, &["cp", &here("tree"), "demo:/root/new-name"]);
     assert_eq!(out(&server, &["exec", "demo", "--", "sh", "-c", "cd /root/new-name; cat link; ./run.sh"]), "deep\nran");
     out(&server, &["cp", &here("tree"), "demo:/root"]);
-    assert_eq!(out(&server, &["exec", "demo", "--", "cat", "/root/tree/deep/file"]), "deep", "an existing directory gets it under its name");
+    assert_eq!(
+        out(&server, &["exec", "demo", "--", "cat", "/root/tree/deep/file"]),
+        "deep",
+        "an existing directory gets it under its name"
+    );
     out(&server, &["cp", "demo:/root/tree", &here("out")]);
     assert_eq!(std::fs::read_to_string(folder.path().join("out/link")).expect("it came"), "deep\n");
     assert_eq!(std::fs::metadata(folder.path().join("out/run.sh")).expect("it came").permissions().mode() & 0o777, 0o755);
@@ -347,7 +383,8 @@ fn a_server_is_set_up_by_flags_variables_and_a_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let data = folder.path().join("data");
     let config = folder.path().join("dormouse.toml");
-    let text = format!("listen = \"127.0.0.1:1\"\ndata = \"{}\"\npool = 0\ntemplates = \"{}\"\n", data.display(), templates().display());
+    let text =
+        format!("listen = \"127.0.0.1:1\"\ndata = \"{}\"\npool = 0\ntemplates = \"{}\"\n", data.display(), templates().display());
     std::fs::write(&config, &text).expect("a file");
     let serve = |args: &[&str], variables: &[(&str, &str)]| {
         let mut command = Command::new(binary());
@@ -359,12 +396,21 @@ fn a_server_is_set_up_by_flags_variables_and_a_file() {
     };
     let file = config.to_str().expect("UTF-8");
     // The variable counts before the file (which names a port that nobody may have here), the flag before the variable.
-    let mut command = serve(&["--config", file, "--listen", "127.0.0.1:0"], &[("DORMOUSE_LISTEN", "127.0.0.1:2"), ("DORMOUSE_LOG_LEVEL", "error")]);
+    let mut command = serve(
+        &["--config", file, "--listen", "127.0.0.1:0"],
+        &[("DORMOUSE_LISTEN", "127.0.0.1:2"), ("DORMOUSE_LOG_LEVEL", "error")],
+    );
     let mut child = command.stdout(Stdio::piped()).spawn().expect("it runs");
     let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-    let address = lines.by_ref().map_while(Result::ok).find_map(|line| line.strip_prefix("listening on ").map(str::to_owned)).expect("it listens");
+    let address = lines
+        .by_ref()
+        .map_while(Result::ok)
+        .find_map(|line| line.strip_prefix("listening on ").map(str::to_owned))
+        .expect("it listens");
     let token = std::fs::read_to_string(data.join("admin.token")).expect("the file's data directory");
-    let ask = |args: &[&str]| finish(Command::new(binary()).args(args).env("DORMOUSE_URL", &address).env("DORMOUSE_TOKEN", token.trim()));
+    let ask = |args: &[&str]| {
+        finish(Command::new(binary()).args(args).env("DORMOUSE_URL", &address).env("DORMOUSE_TOKEN", token.trim()))
+    };
     assert_eq!(ask(&["ls", "-q"]).code, 0);
 
     let second = finish(&mut serve(&["--config", file], &[("DORMOUSE_LISTEN", "127.0.0.1:0")]));

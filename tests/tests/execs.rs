@@ -131,7 +131,8 @@ fn user_environment_and_directory_are_those_asked_for() {
     let server = Server::start();
     let session = server.session_with(&json!({ "env": { "A": "session", "B": "session" }, "workdir": "/srv/work" }));
     assert_eq!(session.out("pwd; id -un; echo $A $B $HOME $USER $LANG"), "/srv/work\nroot\nsession session /root root C.UTF-8");
-    let body = json!({ "shell": "pwd; id -u; id -g; echo $A $B $HOME $USER", "cwd": "/usr", "user": "nobody", "env": { "A": "exec" } });
+    let body =
+        json!({ "shell": "pwd; id -u; id -g; echo $A $B $HOME $USER", "cwd": "/usr", "user": "nobody", "env": { "A": "exec" } });
     let exec = session.exec_with(&body);
     assert_eq!(exec.stdout, "/usr\n65534\n65534\nexec session /nonexistent nobody\n", "{}", exec.stderr);
     assert_eq!((&exec.json["user"], &exec.json["cwd"]), (&json!("nobody"), &json!("/usr")));
@@ -154,7 +155,10 @@ fn user_environment_and_directory_are_those_asked_for() {
 fn output_is_followed_by_offset_to_the_exit_and_not_beyond() {
     let server = Server::start();
     let session = server.session();
-    let exec = start(&session, &json!({ "shell": "while read line; do echo \"$line\"; echo \"e$line\" >&2; done; exit 3", "stdin": true }));
+    let exec = start(
+        &session,
+        &json!({ "shell": "while read line; do echo \"$line\"; echo \"e$line\" >&2; done; exit 3", "stdin": true }),
+    );
     let stream = follow(&session, &exec, "follow=true");
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     for word in ["one\n", "two\n"] {
@@ -245,7 +249,8 @@ fn raw_bytes_and_events_tell_the_same_as_lines() {
 
 #[test]
 fn what_retention_has_dropped_is_a_gap_with_offsets() {
-    let server = Server::with(dormouse_tests::Options { args: vec!["--keep-output".into(), "16MiB".into()], ..Default::default() });
+    let server =
+        Server::with(dormouse_tests::Options { args: vec!["--keep-output".into(), "16MiB".into()], ..Default::default() });
     let session = server.session();
     let total = 64_000_000_usize;
     let exec = session.sh("python3 -c \"import sys\nfor i in range(8000000): sys.stdout.write('%07d\\n' % i)\"");
@@ -260,7 +265,9 @@ fn what_retention_has_dropped_is_a_gap_with_offsets() {
                     assert_eq!(line["offset"], at, "no hole without a gap");
                     let data = STANDARD.decode(line["data_b64"].as_str().expect("data")).expect("base64");
                     let first = data.iter().position(|byte| *byte == b'\n').expect("a line") + 1;
-                    let number: usize = data.get(first..first + 7).map_or(0, |d| std::str::from_utf8(d).expect("digits").parse().expect("a number"));
+                    let number: usize = data
+                        .get(first..first + 7)
+                        .map_or(0, |d| std::str::from_utf8(d).expect("digits").parse().expect("a number"));
                     assert!(data.len() < first + 7 || number * 8 == at + first, "the bytes are those of their offset");
                     at += data.len();
                 }
@@ -379,7 +386,12 @@ fn a_time_limit_ends_the_whole_tree() {
     let server = Server::start();
     let session = server.session();
     let exec = session.exec_with(&json!({ "shell": stubborn("8"), "timeout_seconds": 2 }));
-    assert_eq!((&exec.json["state"], &exec.json["reason"], exec.code), (&json!("timed_out"), &json!("timeout"), None), "{}", exec.json);
+    assert_eq!(
+        (&exec.json["state"], &exec.json["reason"], exec.code),
+        (&json!("timed_out"), &json!("timeout"), None),
+        "{}",
+        exec.json
+    );
     assert!(exec.stdout.contains("planted"), "what it printed is kept: {}", exec.stdout);
     eventually("the whole tree is gone", || trees(&session, "8", 0).then_some(()));
     // One that ends in time is none the worse for it; one that goes at TERM has timed out, too.
@@ -464,7 +476,10 @@ fn the_command_line_runs_streams_detaches_and_kills() {
     };
     let output = exec(&["--env", "X=y", "--cwd", "/usr", "--", "sh", "-c", "pwd; echo $X; echo e >&2; exit 5"]);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert_eq!((output.status.code(), text(&output.stdout).as_str(), text(&output.stderr).as_str()), (Some(5), "/usr\ny\n", "e\n"));
+    assert_eq!(
+        (output.status.code(), text(&output.stdout).as_str(), text(&output.stderr).as_str()),
+        (Some(5), "/usr\ny\n", "e\n")
+    );
     assert_eq!(exec(&["--", "sh", "-c", "kill -TERM $$"]).status.code(), Some(143));
     let detached = exec(&["--detach", "--", "sh", "-c", "echo bg; sleep infinity"]);
     let id = text(&detached.stdout).trim().to_owned();

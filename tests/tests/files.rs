@@ -104,7 +104,10 @@ fn a_put_is_seen_whole_or_not_at_all() {
     session.write_file("/root/stop", b"").expect(204);
     session.ended(&reader);
     assert_eq!(String::from_utf8_lossy(&session.output(&reader, "stdout")), "ready\ndone\n");
-    assert_eq!(session.out("ls -A /root | sort | paste -sd' '").split(' ').filter(|name| name.starts_with(".dormouse")).count(), 0);
+    assert_eq!(
+        session.out("ls -A /root | sort | paste -sd' '").split(' ').filter(|name| name.starts_with(".dormouse")).count(),
+        0
+    );
     server.delete_all_and_check();
 }
 
@@ -180,7 +183,10 @@ fn directories_are_made_moved_and_deleted() {
         post(&session, "mkdir", &json!({ "path": "/root/x/y", "parents": true })).expect(204);
     }
     session.write_file("/root/x/y/f", b"f").expect(204);
-    assert_eq!(post(&session, "mkdir", &json!({ "path": "/root/x/y/f", "parents": true })).expect(422).problem(), "wrong_file_type");
+    assert_eq!(
+        post(&session, "mkdir", &json!({ "path": "/root/x/y/f", "parents": true })).expect(422).problem(),
+        "wrong_file_type"
+    );
     post(&session, "move", &json!({ "from": "/root/x", "to": "/root/a/z" })).expect(204);
     assert_eq!(session.out("cat /root/a/z/y/f; ls /root | paste -sd' '"), "fa");
     session.write_file("/root/g", b"g").expect(204);
@@ -192,21 +198,29 @@ fn directories_are_made_moved_and_deleted() {
     let far = post(&session, "move", &json!({ "from": "/root/a", "to": "/tmp/a" }));
     assert_eq!(far.status / 100, 4, "another file system inside: {}", far.text());
     // A directory of the template can be renamed, too.
-    let before = session.out("find /usr/share/doc -type f | sort | head -n 20 | xargs cat | sha256sum; find /usr/share/doc | wc -l");
+    let before =
+        session.out("find /usr/share/doc -type f | sort | head -n 20 | xargs cat | sha256sum; find /usr/share/doc | wc -l");
     post(&session, "move", &json!({ "from": "/usr/share/doc", "to": "/usr/share/docs" })).expect(204);
     session.hibernate();
     assert_eq!(get(&session, "files/stat?", "/usr/share/doc").status, 404);
     assert_eq!(stat(&session, "/usr/share/docs")["type"], "dir");
     assert!(!list(&session, "/usr/share/docs", 1).is_empty(), "a renamed directory is read from its origin while asleep");
     session.wake();
-    assert_eq!(session.out("find /usr/share/docs -type f | sort | head -n 20 | xargs cat | sha256sum; find /usr/share/docs | wc -l"), before);
+    assert_eq!(
+        session.out("find /usr/share/docs -type f | sort | head -n 20 | xargs cat | sha256sum; find /usr/share/docs | wc -l"),
+        before
+    );
     assert_eq!(remove(&session, "/root/a", "").expect(409).problem(), "conflict");
     remove(&session, "/root/a", "&recursive=true").expect(204);
     assert_eq!(remove(&session, "/root/a", "&recursive=true").expect(404).problem(), "not_found");
     session.out("echo kept > /root/kept; ln -s /root/kept /root/l; mkdir /root/d; ln -s /etc /root/d/etc");
     remove(&session, "/root/l", "").expect(204);
     remove(&session, "/root/d", "&recursive=true").expect(204);
-    assert_eq!(session.out("cat /root/kept; test -e /etc/passwd && echo yes"), "kept\nyes", "links are deleted, not what they lead to");
+    assert_eq!(
+        session.out("cat /root/kept; test -e /etc/passwd && echo yes"),
+        "kept\nyes",
+        "links are deleted, not what they lead to"
+    );
     server.delete_all_and_check();
 }
 
@@ -267,8 +281,10 @@ fn a_watch_tells_changes_as_they_happen() {
     session.out("mkdir -p /root/w/sub/made/deeper; echo x > /root/w/sub/made/deeper/file");
     let made = next(&deep, "created", "/root/w/sub/made");
     assert_eq!(made.data["is_dir"], true);
-    session.out("echo y > \"/root/w/sub/made/deeper/a
-b\"");
+    session.out(
+        "echo y > \"/root/w/sub/made/deeper/a
+b\"",
+    );
     next(&deep, "created", "/root/w/sub/made/deeper/a\nb");
     assert_eq!(get(&session, "files/watch?", "/none").expect(404).problem(), "not_found");
     // The end of the sandbox ends the watch.

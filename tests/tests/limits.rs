@@ -62,7 +62,10 @@ fn hog_is_ended(program: &str) {
     let event = session.event("oom");
     assert_eq!(event["data"]["limit_bytes"], 512 << 20, "{event}");
     assert!(event["data"]["killed"].as_str().is_some_and(|killed| killed.contains(&hog.id)), "{event}");
-    assert_eq!(session.events().iter().filter(|event| event["type"] == "state.changed" && event["data"]["to"] != "running").count(), 0);
+    assert_eq!(
+        session.events().iter().filter(|event| event["type"] == "state.changed" && event["data"]["to"] != "running").count(),
+        0
+    );
     // What it held is free again.
     assert_eq!(session.out("python3 -c 'print(len(b\"z\" * (200 << 20)))'"), (200 << 20).to_string());
     server.delete_all_and_check();
@@ -162,7 +165,12 @@ fn unsaveable(prepare: &str, kind: &str, process: &str, file: &str) {
 
 #[test]
 fn an_unlinked_open_file_is_named_before_and_at_hibernate() {
-    unsaveable("exec 7> /root/scratch; echo x >&7; rm /root/scratch; exec sleep infinity", "unlinked_file", "sleep", "/root/scratch");
+    unsaveable(
+        "exec 7> /root/scratch; echo x >&7; rm /root/scratch; exec sleep infinity",
+        "unlinked_file",
+        "sleep",
+        "/root/scratch",
+    );
 }
 
 #[test]
@@ -173,7 +181,12 @@ fn a_replaced_running_program_is_named_before_and_at_hibernate() {
 
 #[test]
 fn a_deleted_working_directory_is_named_before_and_at_hibernate() {
-    unsaveable("mkdir /root/gone; cd /root/gone; rmdir /root/gone; exec sleep infinity", "deleted_directory", "sleep", "/root/gone");
+    unsaveable(
+        "mkdir /root/gone; cd /root/gone; rmdir /root/gone; exec sleep infinity",
+        "deleted_directory",
+        "sleep",
+        "/root/gone",
+    );
 }
 
 #[test]

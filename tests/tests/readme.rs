@@ -30,7 +30,8 @@ fn the_first_session_in_the_readme_does_what_it_says() {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
     let said = |command: &str| {
-        let at = script.lines().position(|line| line.starts_with(command)).unwrap_or_else(|| panic!("no '{command}' in {script}"));
+        let at =
+            script.lines().position(|line| line.starts_with(command)).unwrap_or_else(|| panic!("no '{command}' in {script}"));
         out.split("--- done\n").nth(at).unwrap_or_default().trim().to_owned()
     };
     assert!(said("dormouse new demo").parse::<uuid::Uuid>().is_ok(), "it prints the id: {out}");

@@ -77,7 +77,8 @@ fn from_inside_nothing_of_the_host_the_data_directory_or_another_session_can_be_
     assert_eq!(files_with(&session, &words), [] as [&str; 0]);
 
     // By name, and by every way that leads up and out.
-    let mut paths: Vec<String> = planted.iter().chain([&in_data, &others]).map(|c| c.path.to_string_lossy().into_owned()).collect();
+    let mut paths: Vec<String> =
+        planted.iter().chain([&in_data, &others]).map(|c| c.path.to_string_lossy().into_owned()).collect();
     paths.extend([format!("{data}/admin.token"), format!("{data}/sessions"), format!("{data}/store.db"), data.clone()]);
     for path in &paths {
         for root in ["", "/..", "/proc/1/root", "/proc/1/root/..", "/proc/self/root/../..", "/proc/1/cwd/.."] {
@@ -106,7 +107,9 @@ fn a_session_of_the_hosts_tools_has_none_of_its_people() {
     }
     let session = server.session_with(&json!({ "template": "host" }));
     // What stands in home directories inside was made for them, never taken: no name of the host's is there.
-    let skeleton = |name: &str| name.is_empty() || [".bashrc", ".profile", ".bash_logout", ".cache", ".config", ".local", ".ssh"].contains(&name);
+    let skeleton = |name: &str| {
+        name.is_empty() || [".bashrc", ".profile", ".bash_logout", ".cache", ".config", ".local", ".ssh"].contains(&name)
+    };
     for dir in ["/root", "/home"] {
         let inside = session.out(&format!("ls -A {dir}"));
         let taken: Vec<&str> = inside.lines().filter(|name| !skeleton(name) && Path::new(dir).join(name).exists()).collect();
@@ -132,7 +135,14 @@ fn open_to_others(dir: &Path, data: &Path, found: &mut Vec<String>) {
         // The files of a session have the modes that the session gave them; so have the layers that programs come in. The
         // folders that they lie in are closed.
         // The log is the test's own. The runtime runs its program as nobody, too.
-        if matches!(parts[..], ["server.log"] | ["programs", _, "runsc"] | ["sessions", _, "root"] | ["sessions", _, "disk", "upper" | "work"] | ["programs", "layers", _]) {
+        if matches!(
+            parts[..],
+            ["server.log"]
+                | ["programs", _, "runsc"]
+                | ["sessions", _, "root"]
+                | ["sessions", _, "disk", "upper" | "work"]
+                | ["programs", "layers", _]
+        ) {
             continue;
         }
         if !known.is_symlink() && (known.mode() & 0o077 != 0 || known.uid() != rustix::process::geteuid().as_raw()) {
@@ -167,7 +177,11 @@ fn the_data_directory_is_closed_and_the_token_stands_in_one_file_only() {
     session.hibernate();
     let searched = Command::new("grep").args(["-rlaF", "--", &token]).arg(server.data()).output().expect("grep");
     let found = String::from_utf8_lossy(&searched.stdout).into_owned();
-    assert_eq!(found.trim(), server.data().join("admin.token").to_string_lossy(), "no disk, journal, image, log or database has it");
+    assert_eq!(
+        found.trim(),
+        server.data().join("admin.token").to_string_lossy(),
+        "no disk, journal, image, log or database has it"
+    );
     closed("hibernated");
     // On no command line, where every user of the host could read it.
     for (pid, line) in leftovers::processes(server.data()) {

@@ -300,16 +300,23 @@ fn the_writers_size_counts_and_observers_change_nothing() {
     );
     let (mut a_seq, mut c_seq) = (0, 0);
     let said = first_frames(&mut a);
-    assert!(said.contains(&ServerFrame::Writer { you: true }) && said.contains(&ServerFrame::Size { cols: 100, rows: 30 }), "{said:?}");
+    assert!(
+        said.contains(&ServerFrame::Writer { you: true }) && said.contains(&ServerFrame::Size { cols: 100, rows: 30 }),
+        "{said:?}"
+    );
     let said = first_frames(&mut c);
-    assert!(said.contains(&ServerFrame::Writer { you: false }) && said.contains(&ServerFrame::Size { cols: 100, rows: 30 }), "{said:?}");
+    assert!(
+        said.contains(&ServerFrame::Writer { you: false }) && said.contains(&ServerFrame::Size { cols: 100, rows: 30 }),
+        "{said:?}"
+    );
     size_inside(&mut a, &mut a_seq, "30 100");
 
     let mut watcher = attach(&session, &id, &format!("client={}&cols=40&rows=10&mode=observe", client()));
     let said = first_frames(&mut watcher);
     assert!(said.contains(&ServerFrame::Writer { you: false }), "{said:?}");
     assert!(watcher.type_text(1, "echo from the observer\n"));
-    watcher.until("refused", |frame| matches!(frame, ServerFrame::InputRefused { seq: InputSeq(1), reason } if !reason.is_empty()));
+    watcher
+        .until("refused", |frame| matches!(frame, ServerFrame::InputRefused { seq: InputSeq(1), reason } if !reason.is_empty()));
     assert!(watcher.send(ClientFrame::Resize { cols: 41, rows: 11 }) && watcher.send(ClientFrame::Take));
     let said = settle(&mut watcher);
     assert!(!said.iter().any(|frame| matches!(frame, ServerFrame::Size { .. } | ServerFrame::Writer { .. })), "{said:?}");

@@ -10,9 +10,9 @@ pub fn test(args: &[&str]) -> Result<()> {
         ["--long"] => true,
         other => bail!("unknown arguments: {}; only --long is known", other.join(" ")),
     };
+    check::quick()?;
     setup::for_tests()?;
     let binary = build::build(build::Scope::Everything)?;
-    check::check()?;
     let mut tests = cargo();
     tests.args(["test", "--release", "--workspace", "--no-fail-fast"]);
     tests.env("DORMOUSE_BIN", &binary).env("DORMOUSE_TEMPLATES", build::templates_dir());

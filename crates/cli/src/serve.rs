@@ -109,7 +109,8 @@ impl ServeArgs {
     /// A file that can't be read or has unknown keys; an address that is none.
     pub fn settle(mut self) -> anyhow::Result<Settings> {
         if let Some(path) = self.config.clone() {
-            let text = std::fs::read_to_string(&path).with_context(|| format!("can't read the configuration {}", path.display()))?;
+            let text =
+                std::fs::read_to_string(&path).with_context(|| format!("can't read the configuration {}", path.display()))?;
             let file: ServeArgs =
                 toml::from_str(&text).with_context(|| format!("the configuration {} is not right", path.display()))?;
             self = self.or(file);
@@ -126,9 +127,9 @@ impl ServeArgs {
         let data = std::path::absolute(self.data.unwrap_or(default_data)).context("the data directory has no absolute path")?;
         let machine_wide = is_root && data == Path::new("/var/lib/dormouse");
         let socket_for_all = machine_wide && self.socket.is_none();
-        let socket = self.socket.unwrap_or_else(|| {
-            if machine_wide { "/run/dormouse/server.sock".into() } else { data.join("dormouse.sock") }
-        });
+        let socket = self
+            .socket
+            .unwrap_or_else(|| if machine_wide { "/run/dormouse/server.sock".into() } else { data.join("dormouse.sock") });
         let platform = self.platform.unwrap_or_else(|| "systrap".to_owned());
         if !matches!(platform.as_str(), "systrap" | "ptrace") {
             bail!("'{platform}' is not a platform: use systrap or ptrace");
@@ -193,7 +194,8 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         assert!(toml::from_str::<ServeArgs>("lisen = 1").unwrap_err().to_string().contains("lisen"));
-        let error = ServeArgs { listen: Some("nowhere".into()), ..Default::default() }.settle_for(false, "/x".into()).unwrap_err();
+        let error =
+            ServeArgs { listen: Some("nowhere".into()), ..Default::default() }.settle_for(false, "/x".into()).unwrap_err();
         assert!(error.to_string().contains("nowhere"));
     }
 }

@@ -2,7 +2,9 @@
 
 use bytes::Bytes;
 use futures_util::Stream;
-use model::{Actor, ByteSize, ExecId, IdlePolicy, Key, Offset, OnTimeout, Resources, Runtime, ServiceSpec, SessionId, Timestamp, TokenId};
+use model::{
+    Actor, ByteSize, ExecId, IdlePolicy, Key, Offset, OnTimeout, Resources, Runtime, ServiceSpec, SessionId, Timestamp, TokenId,
+};
 use std::{collections::BTreeMap, path::PathBuf, pin::Pin, sync::Arc};
 use store::{OperationRow, RequestId, SessionRow};
 use wire::{files::FileReply, records::Program};

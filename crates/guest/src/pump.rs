@@ -9,13 +9,7 @@ use crate::{
     ready::{For, Watched},
     sys,
 };
-use std::{
-    cell::Cell,
-    io,
-    os::fd::AsRawFd,
-    rc::Rc,
-    time::Duration,
-};
+use std::{cell::Cell, io, os::fd::AsRawFd, rc::Rc, time::Duration};
 use tokio::sync::Notify;
 use wire::{StreamId, guest::StreamAt};
 

@@ -92,7 +92,7 @@ mod tests {
         }
     }
 
-        #[test]
+    #[test]
     fn only_links_that_can_not_lead_out_are_kept() {
         let cases = [
             (0, "a", true),

@@ -37,7 +37,8 @@ fn wire_error(error: &dyn std::error::Error) -> WireError {
 impl Journals {
     /// Journals below `layout`; none is opened yet. `keep`: how much of the latest bytes of each stays, where that is set.
     pub fn new(layout: SessionLayout, keep: Option<ByteSize>) -> Self {
-        let retention = Retention { tail_bytes: keep.map_or(Retention::default().tail_bytes, |keep| keep.0), ..Retention::default() };
+        let retention =
+            Retention { tail_bytes: keep.map_or(Retention::default().tail_bytes, |keep| keep.0), ..Retention::default() };
         Self { layout, retention, open: HashMap::new(), dirty: HashSet::new() }
     }
 

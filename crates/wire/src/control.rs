@@ -117,7 +117,10 @@ pub enum Request {
     },
     /// Followed by Data frames and End. Answered when the guest has it all. `eof`: nothing more will
     /// ever come, the program sees the end of its input.
-    ExecStdin { id: ExecId, eof: bool },
+    ExecStdin {
+        id: ExecId,
+        eof: bool,
+    },
 
     OpenTerminal {
         terminal: TerminalStart,

@@ -32,7 +32,8 @@ impl Tmux {
     pub fn run(&self, args: &[&str]) -> String {
         let mut command = Command::new("tmux");
         command.args(["-u", "-L", &self.socket, "-f", "/dev/null"]).args(args).env("TMUX_TMPDIR", self.folder.path());
-        let output = command.env("LC_ALL", "C.UTF-8").env_remove("TMUX").output().expect("tmux must be installed for these tests");
+        let output =
+            command.env("LC_ALL", "C.UTF-8").env_remove("TMUX").output().expect("tmux must be installed for these tests");
         assert!(output.status.success(), "tmux {args:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).expect("tmux prints UTF-8")
     }

@@ -134,7 +134,9 @@ mod tests {
         ] {
             assert_eq!(Address::parse(text).unwrap(), address, "{text}");
         }
-        for bad in ["", "127.0.0.1:7420", "https://x", "unix:", "http://", "http://u:p@h", "http://u@h:1", "http://h:99999", "http://h:"] {
+        for bad in
+            ["", "127.0.0.1:7420", "https://x", "unix:", "http://", "http://u:p@h", "http://u@h:1", "http://h:99999", "http://h:"]
+        {
             assert_eq!(Address::parse(bad).unwrap_err().status, 2, "{bad}");
         }
     }

@@ -32,7 +32,9 @@ const POOL_NEEDS_KIB: u64 = 1024 * 1024;
 /// Whatever keeps it from starting.
 pub fn run(settings: Settings) -> anyhow::Result<ExitCode> {
     if settings.take_over {
-        bail!("--take-over isn't built yet: end the running server with 'dormouse down', then start this one; sessions run on meanwhile");
+        bail!(
+            "--take-over isn't built yet: end the running server with 'dormouse down', then start this one; sessions run on meanwhile"
+        );
     }
     data::keep_private();
     start_logs(&settings.log_level)?;
@@ -165,7 +167,11 @@ fn announce(line: &str) {
 fn start_logs(level: &str) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(level).with_context(|| format!("'{level}' is not a log level or filter"))?;
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    if io::stderr().is_terminal() { logs.init() } else { logs.json().init() }
+    if io::stderr().is_terminal() {
+        logs.init()
+    } else {
+        logs.json().init()
+    }
     Ok(())
 }
 

@@ -35,7 +35,8 @@ async fn open_unix(path: &Path, for_all: bool) -> anyhow::Result<UnixListener> {
     make.with_context(|| format!("can't make the directory {}", parent.display()))?;
     if for_all {
         // The mode above is cut down by the umask.
-        fs::set_permissions(parent, Permissions::from_mode(mode)).with_context(|| format!("can't open {} to all", parent.display()))?;
+        fs::set_permissions(parent, Permissions::from_mode(mode))
+            .with_context(|| format!("can't open {} to all", parent.display()))?;
     }
     let directory = File::open(parent).with_context(|| format!("can't open the directory {}", parent.display()))?;
     let short = if path.as_os_str().len() > MAX_SOCKET_PATH {
@@ -46,7 +47,8 @@ async fn open_unix(path: &Path, for_all: bool) -> anyhow::Result<UnixListener> {
     remove_leftover(path, &short).await?;
     let listener = UnixListener::bind(&short).with_context(|| format!("can't listen on {}", path.display()))?;
     let mode = if for_all { 0o666 } else { 0o600 };
-    fs::set_permissions(path, Permissions::from_mode(mode)).with_context(|| format!("can't set the mode of {}", path.display()))?;
+    fs::set_permissions(path, Permissions::from_mode(mode))
+        .with_context(|| format!("can't set the mode of {}", path.display()))?;
     Ok(listener)
 }
 
@@ -55,7 +57,9 @@ async fn remove_leftover(path: &Path, short: &Path) -> anyhow::Result<()> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error).with_context(|| format!("can't look at {}", path.display())),
-        Ok(known) if !known.file_type().is_socket() => bail!("{} is there and is no socket; give another --socket", path.display()),
+        Ok(known) if !known.file_type().is_socket() => {
+            bail!("{} is there and is no socket; give another --socket", path.display())
+        }
         Ok(_) => {}
     }
     if UnixStream::connect(short).await.is_ok() {

@@ -64,6 +64,7 @@ pub struct View {
     backoff: Backoff,
     lost_at: Option<Instant>,
     message_until: Option<Instant>,
+    message_text: String,
     writes: Option<bool>,
     /// Why there is no link, where the session rests.
     resting: Option<State>,
@@ -91,6 +92,7 @@ impl View {
             backoff: Backoff::default(),
             lost_at: None,
             message_until: None,
+            message_text: String::new(),
             writes: None,
             resting: None,
             wake: false,
@@ -189,7 +191,8 @@ impl View {
     fn message(&mut self, text: &str) -> Result<()> {
         self.marked = true;
         self.message_until = Some(Instant::now() + MESSAGE);
-        self.tty.bottom_line(&format!(" {text} "), true)
+        self.message_text = format!(" {text} ");
+        self.tty.bottom_line(&self.message_text, true)
     }
 
     fn send(&self, frame: ClientFrame) {
@@ -293,8 +296,13 @@ impl View {
             ServerFrame::Screen { offset, bytes } => {
                 self.tty.redraw(&bytes)?;
                 self.shown = Some(offset);
-                self.marked = false;
-                self.message_until = None;
+                // A message outlives the redraw that comes right after it, as the first one does.
+                self.marked = self.message_until.is_some_and(|until| until > Instant::now());
+                if self.marked {
+                    self.tty.bottom_line(&self.message_text, false)?;
+                } else {
+                    self.message_until = None;
+                }
             }
             ServerFrame::Output { offset, bytes } => self.on_output(offset, bytes)?,
             ServerFrame::Gap { .. } => self.redraw_by_new_link(),
