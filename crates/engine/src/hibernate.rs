@@ -43,7 +43,9 @@ pub(crate) async fn commit(context: &Context, live: Arc<Live>) -> Result<(), Fai
     let was_paused = session.view().row.state == State::Paused;
     let committed = async {
         facts::drain(&context.inner, session).await?;
+        let now = context.inner.now();
         let change = move |change: &mut store::SessionChange| {
+            change.session.ended_at = Some(now);
             change.session.image_generation = Some(generation);
             change.session.reason = Some("asked".to_owned());
         };

@@ -93,6 +93,10 @@ async fn one(inner: &Arc<Inner>, row: SessionRow, operation: Option<OperationRow
     match (plan, live) {
         (Plan::Keep, _) => close(inner, &session, operation, None).await,
         (Plan::Resume { state }, Some(live)) => {
+            if matches!(seen, Seen::Alive { sleeper: Sleeper::Captured, .. }) {
+                // Captured, and the store knows of no hibernate: it goes on.
+                live.supervisor.call_soon(&Request::AbortHibernate).await.map_err(|error| session.call_error(error))?;
+            }
             watch::attach(inner, &session, live);
             close(inner, &session, operation, Some(state)).await
         }

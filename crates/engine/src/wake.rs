@@ -122,7 +122,7 @@ async fn restore(context: &Context, row: &SessionRow) -> Result<(), Failure> {
 /// that are not what they were; `None` where the frozen original was thawed.
 async fn woken(context: &Context, live: &Arc<Live>, row: &SessionRow, changed: Option<Vec<Changed>>) -> Result<(), Failure> {
     let generation = live.generation();
-    let slept = context.inner.now().since(row.updated_at);
+    let slept = context.inner.now().since(row.ended_at.unwrap_or(row.updated_at));
     let thawed = changed.is_none();
     let data = json!({
         "generation": generation, "memory": "restored", "gap_seconds": slept.as_secs_f64(), "thawed": thawed,

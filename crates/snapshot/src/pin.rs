@@ -104,7 +104,8 @@ impl BinaryStore {
         }
         let pinned = self.keep(&name, &mut source)?;
         let after = source.metadata().map_err(io_error("read", &path))?;
-        if facts(&before) != facts(&after) {
+        // Not by the change time: a hard link made meanwhile moves it, and the bytes are the same.
+        if facts(&before)[..5] != facts(&after)[..5] {
             return Err(PinError::Changing(path));
         }
         fsutil::write_atomic(&cached, pinned.hash.to_string().as_bytes(), 0o600).map_err(io_error("write", &cached))?;
