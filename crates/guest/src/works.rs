@@ -511,6 +511,10 @@ impl Guest {
         for pid in all {
             let _ = sys::kill(pid as i32, libc::SIGTERM);
         }
+        // A shell at its prompt ignores TERM; a terminal that goes away says HUP.
+        for run in self.works.borrow().runs.values().filter(|run| matches!(run.work, Work::Terminal(_))) {
+            let _ = sys::kill(run.pid as i32, libc::SIGHUP);
+        }
         let _ = tokio::time::timeout(grace, async {
             loop {
                 let changed = self.changed.notified();
