@@ -322,8 +322,10 @@ fn files_are_copied_both_ways() {
         watching.lines.try_iter().any(|line| line.contains("/root/a/b/changed")).then_some(())
     });
     drop(watching);
-    out(&server, &["files", "rm", "demo", "/root/a"]);
-    fails(&server, &["files", "cat", "demo", "/root/a/b/changed"], 3, "no such file");
+    // Not the watched folder itself: gVisor can't save a directory that was deleted under a watch.
+    out(&server, &["files", "mkdir", "-p", "demo", "/root/c/d"]);
+    out(&server, &["files", "rm", "demo", "/root/c"]);
+    fails(&server, &["files", "cat", "demo", "/root/c/d"], 3, "no such file");
     // Asleep, files are read all the same, and nobody is woken.
     out(&server, &["hibernate", "demo"]);
     assert_eq!(out(&server, &["files", "cat", "demo", "/root/from-stdin"]), "by stdin");

@@ -217,7 +217,22 @@ unsafe fn try_candidates(shared: &Shared<'_>) -> i32 {
     worst
 }
 
-/// The guest ignores SIGPIPE and blocks signals; programs begin as from a login.
+/// Signals that can be ignored when a program begins: the guest ignores SIGPIPE, and a guest on a host inherits what its
+/// caller ignored (a shell's background job ignores ^C).
+const RESET: [libc::c_int; 10] = [
+    libc::SIGHUP,
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGPIPE,
+    libc::SIGALRM,
+    libc::SIGTERM,
+    libc::SIGCHLD,
+    libc::SIGTSTP,
+    libc::SIGTTIN,
+    libc::SIGTTOU,
+];
+
+/// Programs begin as from a login: nothing is ignored, nothing is blocked.
 ///
 /// # Safety
 /// Only in the child: dispositions are the child's own there.
@@ -226,7 +241,9 @@ unsafe fn default_signals() {
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = libc::SIG_DFL;
-        libc::sigaction(libc::SIGPIPE, &raw const action, ptr::null_mut());
+        for signal in RESET {
+            libc::sigaction(signal, &raw const action, ptr::null_mut());
+        }
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());

@@ -48,13 +48,14 @@ pub async fn finish(mut command: Command, step: &'static str, log: File) -> Resu
     Err(RuntimeError::Refused { step, message: last_words(&text).unwrap_or_else(|| status.to_string()) })
 }
 
-/// The part of runsc's messages that tells a person something.
+/// The part of runsc's messages that tells a person something: the last one before the stack of a panic, if there is one.
 fn last_words(log: &str) -> Option<String> {
-    let line = log.lines().rev().find(|line| !line.trim().is_empty() && !line.starts_with("goroutine"))?;
+    let said = log.find("goroutine ").map_or(log, |stack| &log[..stack]);
+    let line = said.lines().rev().find(|line| !line.trim().is_empty())?;
     let message = serde_json::from_str::<serde_json::Value>(line)
         .ok()
         .and_then(|v| v.get("msg").and_then(|m| m.as_str()).map(str::to_owned))
-        .unwrap_or_else(|| line.to_owned());
+        .unwrap_or_else(|| line.trim().to_owned());
     Some(message.chars().take(600).collect())
 }
 
@@ -76,6 +77,9 @@ mod tests {
         let log = "{\"msg\":\"first\",\"level\":\"warning\"}\n{\"msg\":\"checkpoint failed: file is unlinked\",\"level\":\"fatal\"}\n\n";
         assert_eq!(last_words(log).as_deref(), Some("checkpoint failed: file is unlinked"));
         assert_eq!(last_words("plain words\n").as_deref(), Some("plain words"));
+        let panic =
+            "checkpoint failed: deleted and invalidated dentries can't be restored:\ngoroutine 44 [running]:\n\tstate.go:309\n";
+        assert!(last_words(panic).unwrap().starts_with("checkpoint failed"), "{:?}", last_words(panic));
         assert_eq!(last_words(""), None);
     }
 }

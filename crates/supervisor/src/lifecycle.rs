@@ -303,11 +303,20 @@ impl Core {
 
 /// Where the memory can't be saved because of what programs hold, says so.
 fn explain(error: WireError, obstacles: &[Unsaveable]) -> WireError {
-    if obstacles.is_empty() {
-        return error;
+    if !obstacles.is_empty() {
+        let list: Vec<String> = obstacles.iter().map(ToString::to_string).collect();
+        return WireError::new(Code::Unsaveable, format!("the memory can't be saved while {}", list.join("; ")));
     }
-    let list: Vec<String> = obstacles.iter().map(ToString::to_string).collect();
-    WireError::new(Code::Unsaveable, format!("the memory can't be saved while {}", list.join("; ")))
+    // [M] gVisor 20240729 keeps a directory that was deleted while a program watched it, and can't save it ever after.
+    let deleted = error.message.split_once("gofer.dentry(\"").and_then(|(_, rest)| rest.split_once("\").beforeSave: deleted"));
+    match deleted {
+        Some((path, _)) => {
+            let text =
+                format!("the memory can't be saved: /{path} was deleted while a program watched it, which gVisor can't save");
+            WireError::new(Code::Unsaveable, text)
+        }
+        None => error,
+    }
 }
 
 fn sync_parents(dir: &Path) -> std::io::Result<()> {
@@ -315,4 +324,20 @@ fn sync_parents(dir: &Path) -> std::io::Result<()> {
         std::fs::File::open(dir)?.sync_all()?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_was_deleted_while_it_was_watched_is_named() {
+        let said =
+            "save the memory failed: encoding error: gofer.dentry(\"root/a/b\").beforeSave: deleted and invalidated dentries";
+        let told = explain(WireError::new(Code::Internal, said), &[]);
+        assert_eq!(told.code, Code::Unsaveable);
+        assert!(told.message.contains("/root/a/b"), "{told}");
+        let other = WireError::new(Code::Internal, "no space");
+        assert_eq!(explain(other.clone(), &[]), other);
+    }
 }

@@ -3,6 +3,7 @@
 use crate::{
     core::{Core, State},
     facts::now,
+    works::shell_status,
 };
 use model::{Offset, TerminalId, TerminalState};
 use screen::{DEFAULT_SCROLLBACK, Screen};
@@ -167,10 +168,10 @@ fn no_terminal(id: TerminalId) -> WireError {
 }
 
 impl Core {
-    /// Opens a terminal.
+    /// Opens a terminal. A program that can't be started is a terminal that has ended, as an exec is.
     ///
     /// # Errors
-    /// The program can't be started, or the guest can't be asked.
+    /// The guest can't be asked, or refuses for another reason than the program.
     pub async fn open_terminal(&self, start: TerminalStart) -> Result<TerminalRecord, WireError> {
         let (input, output) = (self.link.new_stream(), self.link.new_stream());
         let record = TerminalRecord {
@@ -219,15 +220,49 @@ impl Core {
                 self.settle(&mut state);
                 Ok(record)
             }
-            other => {
-                self.state().terminals.map.remove(&start.id);
-                self.forget_stream(output);
-                self.link.forget_sending(input);
-                Err(other
-                    .err()
-                    .unwrap_or_else(|| WireError::new(Code::Protocol, "the guest answered a spawn with something else")))
+            Ok(_) => {
+                self.forget_terminal(start.id, input, output);
+                Err(WireError::new(Code::Protocol, "the guest answered a spawn with something else"))
             }
+            Err(error) => match shell_status(error.code) {
+                Some((exit_code, reason)) => self.terminal_not_started(start.id, &error.message, exit_code, reason, start.actor),
+                None => {
+                    self.forget_terminal(start.id, input, output);
+                    Err(error)
+                }
+            },
         }
+    }
+
+    fn forget_terminal(&self, id: TerminalId, input: StreamId, output: StreamId) {
+        self.state().terminals.map.remove(&id);
+        self.forget_stream(output);
+        self.link.forget_sending(input);
+    }
+
+    fn terminal_not_started(
+        &self,
+        id: TerminalId,
+        why: &str,
+        exit_code: i32,
+        reason: &str,
+        actor: Option<String>,
+    ) -> Result<TerminalRecord, WireError> {
+        let mut state = self.state();
+        let program = state.terminals.get(id)?.record.argv.first().cloned().unwrap_or_default();
+        let message = format!("dormouse: can't run '{program}': {why}\r\n");
+        let name = JournalName::Terminal(id);
+        let written = state.journals.append(&name, message.as_bytes(), now()).unwrap_or(0);
+        state.terminals.output(id, &message.as_bytes()[..written], Offset(written as u64));
+        state.journals.end(&name);
+        let output = state.terminals.get(id)?.output;
+        let opened = state.terminals.get(id)?.record.clone();
+        state.facts.record(Fact::TerminalOpened { terminal: opened, actor });
+        self.terminal_ended(&mut state, id, Some(exit_code), None, Some(reason.to_owned()));
+        let record = state.terminals.get(id)?.record.clone();
+        drop(state);
+        self.forget_stream(output);
+        Ok(record)
     }
 
     /// A terminal's program has ended.

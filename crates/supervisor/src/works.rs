@@ -83,6 +83,18 @@ impl Works {
     }
 }
 
+/// How a shell would report a program that can't be started, and why; `None` where that isn't the program's fault.
+pub fn shell_status(code: Code) -> Option<(i32, &'static str)> {
+    match code {
+        Code::NotFound => Some((127, "not_found")),
+        Code::NotExecutable => Some((126, "not_executable")),
+        Code::BadWorkingDirectory => Some((126, "bad_working_directory")),
+        Code::UnknownUser => Some((126, "unknown_user")),
+        Code::Invalid => Some((126, "invalid")),
+        _ => None,
+    }
+}
+
 impl Core {
     /// Starts an exec. A program that can't be started is an exec that has ended, as in a shell:
     /// 127 not found, 126 can't be run.
@@ -169,19 +181,12 @@ impl Core {
             let exec = state.works.get(id)?;
             (exec.stdin, [exec.stdout, exec.stderr])
         };
-        let (exit_code, reason) = match error.code {
-            Code::NotFound => (127, "not_found"),
-            Code::NotExecutable => (126, "not_executable"),
-            Code::BadWorkingDirectory => (126, "bad_working_directory"),
-            Code::UnknownUser => (126, "unknown_user"),
-            Code::Invalid => (126, "invalid"),
-            _ => {
-                state.works.execs.remove(&id);
-                drop(state);
-                streams.into_iter().for_each(|s| self.forget_stream(s));
-                stdin.into_iter().for_each(|s| self.link.reset(s, "not started"));
-                return Err(error);
-            }
+        let Some((exit_code, reason)) = shell_status(error.code) else {
+            state.works.execs.remove(&id);
+            drop(state);
+            streams.into_iter().for_each(|s| self.forget_stream(s));
+            stdin.into_iter().for_each(|s| self.link.reset(s, "not started"));
+            return Err(error);
         };
         let message = format!("dormouse: can't run '{name}': {}\n", error.message);
         let name = JournalName::Stderr(id);
