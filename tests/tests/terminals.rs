@@ -118,7 +118,8 @@ fn screens_after_a_reattach_equal_those_of_tmux_at_three_sizes() {
 fn output_by_offset_is_whole_through_cuts() {
     let mut server = Server::start();
     let session = server.session();
-    let id = open(&session, "stty -echo; read go; seq 1 100000");
+    let id = open(&session, "stty -echo; echo ready; read go; seq 1 100000");
+    eventually("the terminal echoes no more", || (raw(&session, &id) == b"ready\r\n").then_some(()));
     let me = client();
     let (mut all, mut cuts) = (Vec::new(), 0);
     let mut choices = Choices(seed());
@@ -155,7 +156,7 @@ fn output_by_offset_is_whole_through_cuts() {
         }
     }
     assert_eq!(cuts, 5);
-    let expected: String = (1..=100_000).map(|n| format!("{n}\r\n")).collect();
+    let expected: String = std::iter::once("ready\r\n".to_owned()).chain((1..=100_000).map(|n| format!("{n}\r\n"))).collect();
     assert!(all == expected.as_bytes(), "{} bytes, not {}", all.len(), expected.len());
     assert!(raw(&session, &id) == expected.as_bytes(), "read by offset it is the same");
     server.delete_all_and_check();
