@@ -307,12 +307,12 @@ fn explain(error: WireError, obstacles: &[Unsaveable]) -> WireError {
         let list: Vec<String> = obstacles.iter().map(ToString::to_string).collect();
         return WireError::new(Code::Unsaveable, format!("the memory can't be saved while {}", list.join("; ")));
     }
-    // [M] gVisor 20240729 keeps a directory that was deleted while a program watched it, and can't save it ever after.
+    // [M] gVisor 20240729 can be left with a directory that was watched (inotify) and that it can't save ever after.
     let deleted = error.message.split_once("gofer.dentry(\"").and_then(|(_, rest)| rest.split_once("\").beforeSave: deleted"));
     match deleted {
         Some((path, _)) => {
             let text =
-                format!("the memory can't be saved: /{path} was deleted while a program watched it, which gVisor can't save");
+                format!("the memory can't be saved: a program watched /{path} (inotify), and gVisor can't save it any more");
             WireError::new(Code::Unsaveable, text)
         }
         None => error,
@@ -331,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_that_was_deleted_while_it_was_watched_is_named() {
+    fn a_directory_that_was_watched_and_can_not_be_saved_is_named() {
         let said =
             "save the memory failed: encoding error: gofer.dentry(\"root/a/b\").beforeSave: deleted and invalidated dentries";
         let told = explain(WireError::new(Code::Internal, said), &[]);
