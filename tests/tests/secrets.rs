@@ -1,6 +1,6 @@
 //! What a session can't see of the host and of others, and who can read the data directory.
 
-use dormouse_tests::{Server, Session, leftovers};
+use dormouse_tests::{Server, Session, eventually, leftovers};
 use serde_json::json;
 use std::{
     fs,
@@ -175,6 +175,8 @@ fn the_data_directory_is_closed_and_the_token_stands_in_one_file_only() {
     };
     closed("running");
     session.hibernate();
+    // Its mount goes with its processes, and must not go in the middle of a search.
+    eventually("the session sleeps for good", || leftovers::processes(server.data()).is_empty().then_some(()));
     // By NUL-ended pieces: an image can be one line of many megabytes.
     let mut search = Command::new("grep");
     search.args(["-rlazF", "-D", "skip", "--", &token]).arg(server.data()).env("LC_ALL", "C");
