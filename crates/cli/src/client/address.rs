@@ -101,7 +101,13 @@ pub fn locate(url: Option<&str>, token: Option<&str>) -> Result<(Address, Option
     if let Some(token) = token {
         return Ok((address, Some(token.to_owned())));
     }
-    let file = address.is_local().then(|| read_token(&default_data_dir().join("admin.token"))).flatten();
+    // A socket usually lies in its server's data directory. Elsewhere the server knows us by our uid, and another
+    // server's token would only be refused.
+    let dir = match &address {
+        Address::Unix(socket) => socket.parent().map(Path::to_owned),
+        Address::Tcp { .. } => address.is_local().then(default_data_dir),
+    };
+    let file = dir.and_then(|dir| read_token(&dir.join("admin.token")));
     if file.is_none() && url.is_none() && Path::new(MACHINE_SOCKET).exists() {
         return Ok((Address::Unix(MACHINE_SOCKET.into()), None));
     }
