@@ -213,13 +213,13 @@ fn quota(data: &Path) -> Finding {
             if options.split(',').any(|option| matches!(option, "prjquota" | "pquota")) {
                 return Finding::new(what, Verdict::Ok, format!("{kind} with project quota"), None);
             }
-            let detail = format!("{kind} without project quota: disk use is watched, not limited");
+            let detail = format!("{kind} without project quota: disk use is shown, not limited");
             Finding::new(what, Verdict::Limited, detail, Some("mount the file system with -o prjquota"))
         }
         Some((_, kind, _)) => {
-            Finding::new(what, Verdict::Limited, format!("{kind} has no project quota: disk use is watched, not limited"), None)
+            Finding::new(what, Verdict::Limited, format!("{kind} has no project quota: disk use is shown, not limited"), None)
         }
-        None => Finding::new(what, Verdict::Limited, "the file system isn't known: disk use is watched, not limited", None),
+        None => Finding::new(what, Verdict::Limited, "the file system isn't known: disk use is shown, not limited", None),
     }
 }
 

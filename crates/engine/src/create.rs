@@ -109,8 +109,8 @@ fn check(inner: &Inner, caller: &Caller, new: &NewSession) -> Result<(), Error> 
         if too_small(resources.memory_bytes, 32 << 20) {
             return Err(Error::invalid("resources.memory_bytes", "a sandbox needs at least 32 MiB"));
         }
-        if too_small(resources.disk_bytes, 1 << 20) {
-            return Err(Error::invalid("resources.disk_bytes", "a disk needs at least 1 MiB"));
+        if resources.disk_bytes.is_some() {
+            return not_built("resources.disk_bytes");
         }
         if resources.pids.is_some_and(|pids| pids < 8) {
             return Err(Error::invalid("resources.pids", "a sandbox needs at least 8"));

@@ -48,8 +48,9 @@ fn a_file_goes_in_and_comes_back_and_a_cut_upload_leaves_the_old_one() {
     let stream = guest.client.stream();
     guest.client.send_request(Request::File { stream: Some(stream), request: write(None, true) });
     guest.client.feed(stream, 0, b"half of", false);
-    guest.client.quiesce();
     let left = |dir: &Scratch| fs::read_dir(dir.0.join("deep/er")).unwrap().count();
+    guest.client.until("the upload to begin", |_| left(&dir) == 2);
+    guest.client.quiesce();
     assert_eq!(left(&dir), 1, "a temporary file is left when the image is taken");
     guest.client.hello(None);
     guest.client.upload(write(None, false), b"").unwrap();
