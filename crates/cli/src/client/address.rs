@@ -101,13 +101,9 @@ pub fn locate(url: Option<&str>, token: Option<&str>) -> Result<(Address, Option
     if let Some(token) = token {
         return Ok((address, Some(token.to_owned())));
     }
-    // A socket usually lies in its server's data directory. Elsewhere the server knows us by our uid, and another
-    // server's token would only be refused.
-    let dir = match &address {
-        Address::Unix(socket) => socket.parent().map(Path::to_owned),
-        Address::Tcp { .. } => address.is_local().then(default_data_dir),
-    };
-    let file = dir.and_then(|dir| read_token(&dir.join("admin.token")));
+    // On a socket the server knows us by our uid; another server's token would only be refused.
+    let local = matches!(address, Address::Tcp { .. }) && address.is_local();
+    let file = local.then(|| read_token(&default_data_dir().join("admin.token"))).flatten();
     if file.is_none() && url.is_none() && Path::new(MACHINE_SOCKET).exists() {
         return Ok((Address::Unix(MACHINE_SOCKET.into()), None));
     }
