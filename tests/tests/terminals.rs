@@ -371,6 +371,8 @@ fn a_viewer_that_does_not_read_slows_nobody() {
     first_screen(&mut slow);
     let mut writer = attach(&session, &id, &format!("client={}&cols=80&rows=24&from=0", client()));
     assert!(writer.type_text(1, "\n"));
+    // Only what was acknowledged is sure to be typed.
+    writer.until("the acknowledgement", |frame| matches!(frame, ServerFrame::InputTyped { .. }));
     writer.cut();
     eventually("the program gets to its end", || (session.read_file("/root/done").status == 200).then_some(()));
     eventually("all is kept", || screen_text(&session, &id).contains("finished").then_some(()));
