@@ -11,12 +11,18 @@ use std::{
 /// How a test's server differs from the usual one.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
+    /// Another build instead of the one under test.
+    pub binary: Option<PathBuf>,
     /// Sandboxes kept ready.
     pub pool: u32,
     /// More arguments of `serve`.
     pub args: Vec<String>,
+    /// More environment variables of the server.
+    pub env: Vec<(String, String)>,
     /// A template folder of its own instead of the shared one.
     pub templates: Option<PathBuf>,
+    /// Where the data directory is made, instead of the folder for temporary files.
+    pub dir: Option<PathBuf>,
 }
 
 /// One data directory and the server on it.
@@ -51,7 +57,8 @@ impl Server {
     }
 
     pub fn with(options: Options) -> Server {
-        let dir = tempfile::Builder::new().prefix("dormouse-test-").tempdir().expect("a directory for data");
+        let parent = options.dir.clone().unwrap_or_else(std::env::temp_dir);
+        let dir = tempfile::Builder::new().prefix("dormouse-test-").tempdir_in(parent).expect("a directory for data");
         let client = Client::new("", "");
         let mut server = Server { dir, options, child: None, address: "127.0.0.1:0".to_owned(), client };
         server.start_again();
@@ -76,7 +83,7 @@ impl Server {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new(binary());
+        let mut command = Command::new(self.options.binary.clone().unwrap_or_else(binary));
         command.arg("serve").arg("--listen").arg(&self.address).arg("--data").arg(self.data());
         command.arg("--templates").arg(self.options.templates.clone().unwrap_or_else(templates));
         command.arg("--pool").arg(self.options.pool.to_string()).args(&self.options.args);
@@ -86,6 +93,7 @@ impl Server {
                 command.env_remove(name);
             }
         }
+        command.envs(self.options.env.iter().cloned());
         command
     }
 
@@ -108,6 +116,11 @@ impl Server {
         let token = std::fs::read_to_string(self.data().join("admin.token")).expect("the server made its token");
         self.client = Client::new(&base, token.trim());
         self.child = Some(child);
+    }
+
+    /// Installs another build for the next start; `None`: the one under test.
+    pub fn install(&mut self, binary: Option<PathBuf>) {
+        self.options.binary = binary;
     }
 
     /// Other arguments of `serve` for the next start.

@@ -319,19 +319,19 @@ fn files_are_copied_both_ways() {
     out(&server, &["files", "mkdir", "-p", "demo", "/root/c/d"]);
     out(&server, &["files", "rm", "demo", "/root/c"]);
     fails(&server, &["files", "cat", "demo", "/root/c/d"], 3, "no such file");
-    // Asleep, files are read all the same, and nobody is woken.
-    out(&server, &["hibernate", "demo"]);
-    assert_eq!(out(&server, &["files", "cat", "demo", "/root/from-stdin"]), "by stdin");
-    assert_eq!(json(&server, &["show", "demo", "--json"])["state"], "hibernated");
-    // In a session of its own: what is watched stands in the way of a later sleep (ARCHITECTURE, "gVisor").
-    out(&server, &["new", "watched"]);
-    out(&server, &["files", "mkdir", "-p", "watched", "/root/a/b"]);
-    let watching = Going::start(&server, &["files", "watch", "watched", "/root/a", "-r"]);
+    let mut watching = Going::start(&server, &["files", "watch", "demo", "/root/a", "-r"]);
     eventually("the watch tells", || {
-        out(&server, &["exec", "watched", "--", "sh", "-c", "echo x > /root/a/b/changed"]);
+        out(&server, &["exec", "demo", "--", "sh", "-c", "echo x > /root/a/b/changed"]);
         watching.lines.try_iter().any(|line| line.contains("/root/a/b/changed")).then_some(())
     });
-    drop(watching);
+    out(&server, &["files", "rm", "demo", "/root/a/b"]);
+    watching.line("what was watched is deleted", |line| line.starts_with("removed") && line.ends_with(" /root/a/b/"));
+    // Asleep, files are read all the same, and nobody is woken.
+    out(&server, &["hibernate", "demo"]);
+    let ended = eventually("the watch ends with the sandbox", || watching.child.try_wait().expect("it is ours"));
+    assert_eq!(ended.code(), Some(1));
+    assert_eq!(out(&server, &["files", "cat", "demo", "/root/from-stdin"]), "by stdin");
+    assert_eq!(json(&server, &["show", "demo", "--json"])["state"], "hibernated");
     server.delete_all_and_check();
 }
 

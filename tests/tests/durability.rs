@@ -609,35 +609,6 @@ fn a_sandbox_that_is_killed_leaves_a_stopped_session_that_says_why() {
 }
 
 #[test]
-fn a_supervisor_that_is_killed_is_told_and_nothing_of_it_stays() {
-    for server_is_there in [true, false] {
-        let mut server = Server::start();
-        let mut session = server.session();
-        session.out("echo disk > /root/kept; sync");
-        let exec = count(&session);
-        counts_on(&session, &exec);
-        let (pid, _) =
-            processes_of(&server, &session).into_iter().find(|(_, line)| line.contains("supervise")).expect("a supervisor");
-        if !server_is_there {
-            server.kill();
-        }
-        kill(u32::try_from(pid).expect("a process id"));
-        if !server_is_there {
-            server.start_again();
-            session = session.on(&server.client);
-        }
-        let stopped = eventually("the session is stopped", || Some(session.show()).filter(|s| s["state"] == "stopped"));
-        assert_eq!((&stopped["reason"], &stopped["memory"]), (&json!("supervisor_lost"), &json!("lost")));
-        assert_eq!(session.exec(&exec)["state"], "lost");
-        assert!(counted(&session, &exec) > 3, "what it printed is kept");
-        asleep_for_good(&server, &session);
-        session.call("start").expect(200);
-        assert_eq!(session.out("cat /root/kept"), "disk");
-        server.delete_all_and_check();
-    }
-}
-
-#[test]
 fn a_server_that_is_asked_to_end_says_good_and_its_sessions_go_on() {
     let mut server = Server::start();
     let session = server.session();

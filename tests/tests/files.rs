@@ -270,14 +270,17 @@ fn a_watch_tells_changes_as_they_happen() {
     next(&flat, "created", "/root/w/new");
     next(&deep, "created", "/root/w/new");
     session.write_file("/root/w/old", b"changed by the API").expect(204);
-    next(&flat, "moved_to", "/root/w/old");
+    next(&flat, "modified", "/root/w/old");
     session.out("echo more >> /root/w/old");
     next(&flat, "modified", "/root/w/old");
-    session.out("mv /root/w/new /root/w/newer; rm /root/w/newer");
-    for (kind, path) in [("moved_from", "/root/w/new"), ("moved_to", "/root/w/newer"), ("removed", "/root/w/newer")] {
+    session.out("mv /root/w/new /root/w/newer");
+    for (kind, path) in [("moved_from", "/root/w/new"), ("moved_to", "/root/w/newer")] {
         next(&flat, kind, path);
         next(&deep, kind, path);
     }
+    session.out("rm /root/w/newer");
+    next(&flat, "removed", "/root/w/newer");
+    next(&deep, "removed", "/root/w/newer");
     session.out("mkdir -p /root/w/sub/made/deeper; echo x > /root/w/sub/made/deeper/file");
     let made = next(&deep, "created", "/root/w/sub/made");
     assert_eq!(made.data["is_dir"], true);
@@ -287,15 +290,31 @@ b\"",
     );
     next(&deep, "created", "/root/w/sub/made/deeper/a\nb");
     assert_eq!(get(&session, "files/watch?", "/none").expect(404).problem(), "not_found");
-    // The end of the sandbox ends the watch. Not a sleep: a watch can stand in its way (ARCHITECTURE, "gVisor").
-    session.call("stop").expect(200);
-    loop {
-        match deep.recv_timeout(dormouse_tests::PATIENCE) {
-            Ok(_) => {}
-            Err(mpsc::RecvTimeoutError::Disconnected) => break,
-            Err(error) => panic!("the watch of a session that was stopped goes on: {error}"),
+    // What is watched goes, is looked for, and is found again.
+    session.out("rm -r /root/w/sub");
+    for path in ["/root/w/sub/made", "/root/w/sub"] {
+        next(&deep, "removed", path);
+    }
+    session.out("rm -r /root/w");
+    next(&flat, "removed", "/root/w");
+    session.out("mkdir /root/w; echo back > /root/w/again");
+    next(&flat, "created", "/root/w");
+    next(&flat, "created", "/root/w/again");
+    session.out("rm -r /root/w");
+    next(&flat, "removed", "/root/w");
+    // A watch stands in the way of no sleep, whatever became of its directories. The sleep ends it.
+    session.hibernate();
+    for watch in [flat, deep] {
+        loop {
+            match watch.recv_timeout(dormouse_tests::PATIENCE) {
+                Ok(_) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+                Err(error) => panic!("the watch of a session that sleeps goes on: {error}"),
+            }
         }
     }
+    session.wake();
+    assert_eq!(session.out("ls -d /root/w || echo none"), "none");
     server.delete_all_and_check();
 }
 

@@ -1,7 +1,8 @@
 //! Sessions at their limits, and memory that can't be saved: the one that does it ends or is named, the others live.
 
-use dormouse_tests::{Server, Session, eventually};
+use dormouse_tests::{Options, Reply, Server, Session, eventually};
 use serde_json::{Value, json};
+use std::{path::Path, process::Command};
 
 /// Work that must not notice what goes on beside it: a program that answers on its input.
 struct Bystander {
@@ -210,5 +211,150 @@ fn what_is_deleted_in_memory_file_systems_is_saved() {
     assert!(text.ends_with("go on\n"), "{text}");
     let named: Vec<Value> = session.events().into_iter().filter(|event| event["type"] == "memory.unsaveable").collect();
     assert!(named.is_empty(), "{named:?}");
+    server.delete_all_and_check();
+}
+
+/// What the session's history tells of its disk's limit.
+fn crossings(session: &Session) -> Vec<String> {
+    let kinds = session.events().into_iter().map(|event| event["type"].as_str().unwrap_or_default().to_owned());
+    kinds.filter(|kind| kind.starts_with("disk.")).collect()
+}
+
+/// Adding a file, a directory, an archive: each way in from outside.
+fn additions(session: &Session) -> [Reply; 3] {
+    let directory = session.client.post(&session.path("/files/mkdir"), &json!({ "path": "/root/more", "parents": true }));
+    let archive = session.client.put(&session.path("/archive?path=/root/unpacked"), &[0; 1024]);
+    [session.write_file("/root/file", b"more"), directory, archive]
+}
+
+#[test]
+fn a_disk_over_its_limit_is_told_and_takes_no_more_files_until_there_is_room() {
+    const LIMIT: u64 = 8 << 20;
+    let server = Server::start();
+    let tiny = server.client.post("/v1/sessions", &json!({ "resources": { "disk_bytes": (1 << 20) - 1 } })).expect(400);
+    assert_eq!(tiny.problem(), "bad_request");
+    assert!(tiny.text().contains("resources.disk_bytes"), "{}", tiny.text());
+
+    let session = server.session_with(&json!({ "resources": { "disk_bytes": LIMIT } }));
+    session.write_file("/root/kept", b"kept").expect(204);
+    session.out(&format!("head -c {} /dev/zero > /root/big", LIMIT + (4 << 20)));
+    let told = session.event("disk.over_limit");
+    assert_eq!(told["data"]["limit_bytes"], LIMIT, "{told}");
+    let used = told["data"]["used_bytes"].as_u64().expect("a number");
+    assert!(used > LIMIT, "{told}");
+    let refused = |session: &Session| {
+        for refused in additions(session) {
+            let text = refused.text();
+            assert_eq!(refused.expect(507).problem(), "no_space");
+            assert!(text.contains(&format!("{LIMIT} are allowed")) && text.contains(" bytes are used"), "{text}");
+        }
+    };
+    refused(&session);
+    assert_eq!(session.read_file("/root/kept").expect(200).body, b"kept");
+    session.client.delete(&session.path("/files?path=/root/kept")).expect(204);
+    assert_eq!(session.out("echo programs run on > /root/note; cat /root/note"), "programs run on");
+    // A sleep, a stop and another server change nothing, and what was told isn't told again.
+    session.hibernate();
+    session.wake();
+    refused(&session);
+    session.call("stop").expect(200);
+    session.call("start").expect(200);
+    refused(&session);
+    assert_eq!(crossings(&session), ["disk.over_limit"]);
+
+    session.client.delete(&session.path("/files?path=/root/big")).expect(204);
+    eventually("there is room again", || (session.write_file("/root/file", b"more").status == 204).then_some(()));
+    let told = session.event("disk.within_limit");
+    assert_eq!(told["data"]["limit_bytes"], LIMIT, "{told}");
+    assert!(told["data"]["used_bytes"].as_u64().is_some_and(|used| used <= LIMIT), "{told}");
+    session.out(&format!("head -c {LIMIT} /dev/zero > /root/big"));
+    eventually("the next crossing", || {
+        (crossings(&session) == ["disk.over_limit", "disk.within_limit", "disk.over_limit"]).then_some(())
+    });
+    refused(&session);
+    server.delete_all_and_check();
+}
+
+/// An ext4 file system in a file, mounted; unmounted with this value.
+struct Mounted(std::path::PathBuf);
+
+impl Mounted {
+    /// What mount(8) says where the kernel can't mount such a file system.
+    fn new(folder: &Path, name: &str, features: &[&str], options: &str) -> Result<Mounted, String> {
+        let (image, at) = (folder.join(format!("{name}.img")), folder.join(name));
+        std::fs::File::create(&image).and_then(|file| file.set_len(4 << 30)).expect("a file");
+        std::fs::create_dir(&at).expect("a directory");
+        let made = Command::new("mkfs.ext4").arg("-q").args(features).arg(&image).output().expect("mkfs.ext4 is there");
+        assert!(made.status.success(), "{made:?}");
+        let mounted = Command::new("mount").args(["-o", options]).arg(&image).arg(&at).output().expect("mount is there");
+        if mounted.status.success() { Ok(Mounted(at)) } else { Err(String::from_utf8_lossy(&mounted.stderr).into_owned()) }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+/// What `doctor` finds of disk limits in `data`.
+fn doctor(server: &Server, data: &Path) -> Value {
+    let output = server.cli(&["doctor", "--json"]).env("DORMOUSE_DATA", data).output().expect("it runs");
+    let findings: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let findings = findings["findings"].as_array().expect("a list");
+    findings.iter().find(|finding| finding["what"] == "disk limits").expect("it looks at disk limits").clone()
+}
+
+#[test]
+fn a_disk_on_a_file_system_with_project_quota_is_kept_within_its_limit() {
+    const LIMIT: u64 = 16 << 20;
+    let folder = tempfile::tempdir().expect("a directory");
+    let quota = ["-O", "quota,project", "-E", "quotatype=prjquota"];
+    let mounted = match Mounted::new(folder.path(), "limited", &quota, "loop,prjquota") {
+        Ok(mounted) => mounted,
+        Err(why) => {
+            // Not for lack of loop mounts or of ext4: the same without quota works.
+            let plain = Mounted::new(folder.path(), "plain", &[], "loop").expect("ext4 can be mounted from a file");
+            println!("this kernel has no project quota for ext4 (CONFIG_QUOTA, CONFIG_QFMT_V2), so it can't be tested: {why}");
+            let server = Server::with(Options { dir: Some(plain.0.clone()), ..Options::default() });
+            let finding = doctor(&server, &plain.0);
+            assert_eq!(finding["verdict"], "limited", "{finding}");
+            assert!(finding["detail"].as_str().is_some_and(|detail| detail.contains("programs inside aren't stopped")));
+            // What `doctor` says is so.
+            let session = server.session_with(&json!({ "resources": { "disk_bytes": 1 << 20 } }));
+            session.out("head -c 2M /dev/zero > /root/big");
+            session.event("disk.over_limit");
+            server.delete_all_and_check();
+            return;
+        }
+    };
+    let server = Server::with(Options { dir: Some(mounted.0.clone()), ..Options::default() });
+    let finding = doctor(&server, server.data());
+    assert_eq!(finding["verdict"], "ok", "{finding}");
+    let limited = json!({ "resources": { "disk_bytes": LIMIT } });
+    let (session, other) = (server.session_with(&limited), server.session_with(&limited));
+    let is_limited = || {
+        let full = session.sh("head -c 64M /dev/zero > /root/big");
+        assert_ne!(full.code, Some(0), "{}", full.json);
+        let told = ["No space left", "quota exceeded"].iter().any(|words| full.stderr.contains(words));
+        assert!(told, "{}", full.json);
+        let size: u64 = session.out("stat -c %s /root/big").parse().expect("a number");
+        assert!(size <= LIMIT, "{size}");
+        let refused = session.write_file("/root/file", &vec![7; 1 << 20]);
+        assert_eq!(refused.expect(507).problem(), "no_space");
+        session.client.delete(&session.path("/files?path=/root/big")).expect(204);
+        session.write_file("/root/file", &vec![7; 1 << 20]).expect(204);
+    };
+    is_limited();
+    session.hibernate();
+    session.wake();
+    is_limited();
+    session.call("stop").expect(200);
+    session.call("start").expect(200);
+    is_limited();
+    // Each session has a limit of its own, and one without has none.
+    other.out("head -c 12M /dev/zero > /root/big");
+    server.session().out("head -c 32M /dev/zero > /root/big");
+    assert!(crossings(&session).is_empty(), "there is nothing to watch");
     server.delete_all_and_check();
 }

@@ -7,6 +7,7 @@ use std::{collections::HashMap, fs, path::Path};
 /// The layers, lowest first, as DESIGN lists them: a crate uses only crates of lines above its own,
 /// or of its own line where they stand before it.
 const LAYERS: &[&[&str]] = &[
+    &["faults"],
     &["model"],
     &["lifecycle"],
     &["journal"],

@@ -10,8 +10,17 @@ type Need = (&'static str, &'static str);
 /// What running and building sessions needs.
 const RUN: [Need; 3] = [("mmdebstrap", "mmdebstrap"), ("git", "git"), ("cc", "build-essential")];
 /// What the tests need besides.
-const TEST: [Need; 6] =
-    [("tmux", "tmux"), ("vim", "vim"), ("htop", "htop"), ("less", "less"), ("python3", "python3"), ("dpkg-deb", "dpkg")];
+const TEST: [Need; 9] = [
+    ("tmux", "tmux"),
+    ("vim", "vim"),
+    ("htop", "htop"),
+    ("less", "less"),
+    ("python3", "python3"),
+    ("dpkg-deb", "dpkg"),
+    ("mkfs.ext4", "e2fsprogs"),
+    ("curl", "curl"),
+    ("zstd", "zstd"),
+];
 
 const BACKPORTS: &str = "/etc/apt/sources.list.d/dormouse-bookworm-backports.sources";
 

@@ -2,6 +2,7 @@
 
 mod create;
 mod exec;
+mod lifecycle;
 mod output;
 mod size;
 mod sleep;
@@ -28,4 +29,7 @@ pub const GROUPS: &[Group] = &[
     Group { ids: &["supervisor-rss"], run: size::supervisor },
     Group { ids: &["server-1000-rss", "server-1000-ls"], run: size::server },
     Group { ids: &["template-host-time", "template-host-disk"], run: size::template_host },
+    Group { ids: &["exec-100-hibernated"], run: lifecycle::shared_wake },
+    Group { ids: &["server-10k-start", "server-10k-rss", "server-10k-list", "server-10k-idle"], run: lifecycle::ten_thousand },
+    Group { ids: &["idle-50", "restart-50"], run: lifecycle::fifty_running },
 ];

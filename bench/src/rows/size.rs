@@ -58,7 +58,7 @@ pub fn server() -> Result<Vec<Row>> {
     eventually("the confirmation ends", || leftovers::processes(server.data()).is_empty().then_some(()));
     let one = resident_mib(server.pid());
     server.terminate();
-    copy(server.data(), session.id.parse().context("an id")?)?;
+    copy(server.data(), session.id.parse().context("an id")?, SESSIONS)?;
     server.start_again();
 
     let (mut ls, mut http) = (Samples::default(), Samples::default());
@@ -80,12 +80,13 @@ pub fn server() -> Result<Vec<Row>> {
     ])
 }
 
-fn copy(data: &Path, of: SessionId) -> Result<()> {
+/// Fills a server that is down up to `count` sessions with copies of one.
+pub fn copy(data: &Path, of: SessionId, count: usize) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let store = SqliteStore::open(data).await?;
         let row = store.session(of).await?.context("the session is stored")?;
-        let copies: Vec<_> = (1..SESSIONS)
+        let copies: Vec<_> = (1..count)
             .map(|_| SessionChange::new(store::SessionRow { id: SessionId::new(), revision: Default::default(), ..row.clone() }))
             .collect();
         for copy in &copies {

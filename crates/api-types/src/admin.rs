@@ -1,6 +1,6 @@
 //! What concerns the server as a whole: its history, tokens, templates, its end.
 
-use model::{Actor, EventSeq, EventType, OperationId, SessionId, Timestamp, TokenId};
+use model::{Actor, ByteSize, EventSeq, EventType, OperationId, SessionId, Timestamp, TokenId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -63,8 +63,45 @@ impl std::str::FromStr for Scope {
     }
 }
 
+/// What the sessions that a token makes may take together. A missing one: no limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TokenLimits {
+    /// Sessions that are there, asleep ones too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sessions: Option<u64>,
+    /// Sessions that run or are paused, or are on their way there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub running_sessions: Option<u64>,
+    /// Cores of those that run. Its sessions have to state `resources.cpus`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<f64>,
+    /// Memory of those that run. Its sessions have to state `resources.memory_bytes`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub memory_bytes: Option<ByteSize>,
+    /// Disk of all of them: as stated in `resources.disk_bytes`, as measured where that is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub disk_bytes: Option<ByteSize>,
+}
+
+impl From<TokenLimits> for model::TokenLimits {
+    fn from(read: TokenLimits) -> model::TokenLimits {
+        let TokenLimits { sessions, running_sessions, cpus, memory_bytes, disk_bytes } = read;
+        model::TokenLimits { sessions, running_sessions, cpus, memory_bytes, disk_bytes }
+    }
+}
+
+impl From<model::TokenLimits> for TokenLimits {
+    fn from(kept: model::TokenLimits) -> TokenLimits {
+        let model::TokenLimits { sessions, running_sessions, cpus, memory_bytes, disk_bytes } = kept;
+        TokenLimits { sessions, running_sessions, cpus, memory_bytes, disk_bytes }
+    }
+}
+
 /// `POST /v1/tokens`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateToken {
     /// For people: where the token is used.
@@ -78,10 +115,12 @@ pub struct CreateToken {
     pub sessions: Option<Vec<SessionId>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<TokenLimits>,
 }
 
 /// A token, without its secret.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Token {
     #[schema(value_type = String, format = "uuid")]
     pub id: TokenId,
@@ -91,6 +130,9 @@ pub struct Token {
     #[serde(default)]
     #[schema(value_type = Option<Vec<String>>)]
     pub sessions: Option<Vec<SessionId>>,
+    /// `null`: none.
+    #[serde(default)]
+    pub limits: Option<TokenLimits>,
     #[schema(value_type = String, format = DateTime)]
     pub created_at: Timestamp,
     #[serde(default)]

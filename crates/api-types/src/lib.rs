@@ -24,15 +24,16 @@ pub mod terminal {
 
 pub use admin::{
     CreateTemplate, CreateToken, Event, Scope, ServerInfo, Shutdown, ShutdownAnswer, ShutdownFailure, Template, TemplateKind,
-    Token,
+    Token, TokenLimits,
 };
 pub use model::{FileMeta, FileType};
 pub use output::{BadData, LogLine, OutputLine};
 pub use patch::some;
 pub use problem::{PROBLEM_JSON, Problem, ProblemCode};
 pub use session::{
-    ConnectAnswer, ConnectRequest, ConnectStatus, CreateSession, CreatedSession, Extend, Hibernate, Ignored, Lifecycle,
-    Operation, OperationRef, Page, Parent, PatchSession, Replaced, RestoreOption, Session, Source, Usage, WakeReport,
+    ConnectAnswer, ConnectRequest, ConnectStatus, CreateSession, CreatedSession, Extend, Hibernate, Hook, Ignored, KeepsAwake,
+    Lifecycle, Operation, OperationRef, Page, Parent, PatchSession, Replaced, RestoreOption, Session, SessionActivity, Source,
+    Usage, WakeReport,
 };
 pub use signal::{BadSignal, Signal, signal_name};
 pub use wire::files::WatchEvent;

@@ -72,6 +72,8 @@ problem_codes! {
     /// An operation holds the session for a moment.
     Held => "held",
     TooManyRequests => "too_many_requests",
+    /// A limit of the token that the session belongs to; `detail` has the numbers. Nothing was created.
+    LimitExceeded => "limit_exceeded",
     /// Nothing was created: the machine has no room for it now.
     NoCapacity => "no_capacity",
     /// The server is going down; its successor will answer.
@@ -100,7 +102,7 @@ impl ProblemCode {
             P::TooLarge => 413,
             P::NotRunning | P::NoMemorySnapshot | P::Unsaveable | P::Ephemeral | P::WrongFileType | P::Ended => 422,
             P::Held => 423,
-            P::TooManyRequests => 429,
+            P::TooManyRequests | P::LimitExceeded => 429,
             P::Internal | P::Unknown => 500,
             P::Lost => 502,
             P::NoCapacity | P::ShuttingDown => 503,
@@ -113,7 +115,7 @@ impl ProblemCode {
     pub fn is_retryable(self) -> bool {
         use ProblemCode as P;
         match self {
-            P::Held | P::TooManyRequests | P::NoCapacity | P::ShuttingDown | P::Unresponsive => true,
+            P::Held | P::TooManyRequests | P::LimitExceeded | P::NoCapacity | P::ShuttingDown | P::Unresponsive => true,
             P::BadRequest | P::UnknownField | P::NotBuilt | P::Unauthorized | P::Forbidden | P::NotFound => false,
             P::MethodNotAllowed | P::Conflict | P::KeyConflict | P::Failed | P::Paused | P::IdempotencyConflict => false,
             P::Expired | P::Deleted | P::TooLarge | P::NotRunning | P::NoMemorySnapshot | P::Unsaveable => false,
@@ -130,6 +132,7 @@ impl ProblemCode {
             P::MethodNotAllowed | P::Conflict | P::KeyConflict | P::Failed | P::Paused | P::IdempotencyConflict => true,
             P::Expired | P::Deleted | P::TooLarge | P::NotRunning | P::NoMemorySnapshot | P::Unsaveable => true,
             P::Ephemeral | P::WrongFileType | P::Ended | P::Held | P::TooManyRequests | P::NoCapacity | P::ShuttingDown => true,
+            P::LimitExceeded => true,
         }
     }
 
@@ -160,6 +163,7 @@ impl ProblemCode {
             P::Ended => "It has ended",
             P::Held => "An operation holds the session",
             P::TooManyRequests => "Too many requests",
+            P::LimitExceeded => "A limit of the token stands in the way",
             P::NoCapacity => "There is no room for it now",
             P::ShuttingDown => "The server is going down",
             P::NoSpace => "Storage is full",

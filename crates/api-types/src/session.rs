@@ -1,13 +1,14 @@
 //! Sessions: making them, reading them, changing them, coming back to them.
 
 use crate::{
+    Problem,
     patch::some,
     strict,
     work::{Exec, Service, Terminal},
 };
 use model::{
-    Generation, IdlePolicy, Key, Memory, OnTimeout, OperationId, OperationKind, OperationState, Resources, Runtime, ServiceSpec,
-    SessionId, SnapshotId, State, Timestamp,
+    Generation, HookName, IdlePolicy, Key, Memory, OnTimeout, OperationId, OperationKind, OperationState, Resources, Runtime,
+    ServiceSpec, SessionId, SnapshotId, State, Timestamp,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -85,7 +86,10 @@ pub struct CreateSession {
     pub metadata: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<Source>,
-    /// `{"cpus", "memory_bytes", "disk_bytes", "pids"}`, each optional.
+    /// `{"cpus", "memory_bytes", "disk_bytes", "pids"}`, each optional. `disk_bytes` is what the session may write onto its
+    /// disk, at least 1 MiB. Where the server's file system has project quota, programs inside get no more. Elsewhere the
+    /// disk is watched: the events `disk.over_limit` and `disk.within_limit` tell of it, and while it is over its limit
+    /// files are not taken (507 `no_space`), only read and deleted.
     #[serde(deserialize_with = "strict::resources", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub resources: Option<Resources>,
@@ -113,10 +117,11 @@ pub struct CreateSession {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<Object>)]
     pub services: Vec<ServiceSpec>,
-    /// Not built yet.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Object>)]
-    pub hooks: Option<Value>,
+    /// Commands of the session that are run at `on_create`, `before_hibernate`, `before_stop`, `on_timeout` (30 s ahead)
+    /// and `on_wake`, each a list of words or a line for `/bin/sh`. Each has 30 s; its output is kept as an exec.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[schema(value_type = Object)]
+    pub hooks: BTreeMap<HookName, Hook>,
     /// Not built yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
@@ -137,12 +142,29 @@ impl CreateSession {
         let fields = [
             ("machine", &self.machine),
             ("snapshot_id", &self.snapshot_id),
-            ("hooks", &self.hooks),
             ("volumes", &self.volumes),
             ("network", &self.network),
             ("confirm", &self.confirm),
         ];
         fields.into_iter().filter(|(_, value)| value.is_some()).map(|(name, _)| name).collect()
+    }
+}
+
+/// A hook's command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Hook {
+    Shell(String),
+    Argv(Vec<String>),
+}
+
+impl Hook {
+    /// The command as a list of words.
+    pub fn argv(self) -> Vec<String> {
+        match self {
+            Hook::Shell(line) => vec!["/bin/sh".to_owned(), "-c".to_owned(), line],
+            Hook::Argv(argv) => argv,
+        }
     }
 }
 
@@ -241,6 +263,9 @@ pub struct Session {
     pub state: State,
     /// Why it is in this state, where the state alone doesn't say it: `asked`, `idle`, `oom`, `killed` …
     pub reason: Option<String>,
+    /// State and reason in one plain sentence.
+    #[serde(default)]
+    pub sentence: String,
     #[schema(value_type = String, example = "gvisor")]
     pub runtime: Runtime,
     pub template: String,
@@ -296,8 +321,50 @@ pub struct Session {
     pub access: Option<String>,
     #[serde(default)]
     pub usage: Usage,
+    /// What goes on in it now; only where one running session is shown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activity: Option<SessionActivity>,
     #[schema(value_type = String, format = DateTime)]
     pub server_time: Timestamp,
+}
+
+/// What goes on in a running session.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct SessionActivity {
+    /// For how long nothing has happened, in awake time: no exec, no typing, no output, next to no CPU.
+    pub quiet_seconds: f64,
+    /// What keeps it from being idle now.
+    #[serde(default)]
+    pub keeps_awake: Vec<KeepsAwake>,
+    /// The latest that happened: its kind, and how long ago.
+    #[serde(default)]
+    pub last_kind: Option<String>,
+    #[serde(default)]
+    pub last_seconds_ago: Option<f64>,
+    /// Mean CPU of its programs over the idle window, in percent of one core.
+    #[serde(default)]
+    pub cpu_percent: f64,
+    #[serde(default)]
+    pub execs: u64,
+    /// Viewers of its terminals.
+    #[serde(default)]
+    pub clients: u64,
+    /// The disk is full: what programs print is held back until there is room, and they may stand still.
+    #[serde(default)]
+    pub output_waits: bool,
+    /// Whom a program inside says it waits for.
+    #[serde(default)]
+    pub waiting_for: Option<String>,
+    #[serde(default)]
+    pub waiting_text: Option<String>,
+}
+
+/// Something that keeps a session from being idle.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct KeepsAwake {
+    /// `exec`, `asked`, `cpu`, `output`, `typing`, `file` …
+    pub kind: String,
+    pub what: String,
 }
 
 /// A field of a POST that differs from the session that is there, and was not applied.
@@ -438,7 +505,7 @@ pub struct ConnectAnswer {
     pub status: ConnectStatus,
     pub session: Session,
     pub lifecycle: Lifecycle,
-    /// True where this call woke it.
+    /// True where this call woke, unpaused or started it.
     pub woken: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wake: Option<WakeReport>,
@@ -449,6 +516,9 @@ pub struct ConnectAnswer {
     pub terminals: Vec<Terminal>,
     #[serde(default)]
     pub execs: Vec<Exec>,
+    /// Why it could not be brought back, where that was tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
 }
 
 #[cfg(test)]
@@ -465,7 +535,7 @@ mod tests {
     fn fields_whose_part_is_not_built_are_known_and_told() {
         let body: CreateSession =
             serde_json::from_str(r#"{"key":"a","hooks":{"on_create":["x"]},"volumes":[],"network":null}"#).unwrap();
-        assert_eq!(body.not_built(), ["hooks", "volumes"]);
+        assert_eq!(body.not_built(), ["volumes"]);
     }
 
     #[test]

@@ -5,6 +5,9 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use store::StoreError;
 
+/// Whoever stands before a token's limit needn't ask more often than this: sessions end by the second, not faster.
+const LIMIT_RETRY_SECONDS: u64 = 5;
+
 /// A problem on its way to the client.
 #[derive(Debug, Clone)]
 pub struct ApiError(pub Box<Problem>);
@@ -94,6 +97,7 @@ impl From<engine::Error> for ApiError {
             }
             E::Failed { reason, .. } => problem.reason = Some(reason),
             E::Held { operation, .. } | E::OperationFailed { operation, .. } => problem.operation_id = Some(operation),
+            E::LimitExceeded { .. } => problem.retry_after_seconds = Some(LIMIT_RETRY_SECONDS),
             E::Invalid { field, .. } | E::NotBuilt { field } => problem.field = Some(field),
             _ => {}
         }
@@ -141,6 +145,11 @@ mod tests {
         assert_eq!((deleted.status, deleted.at, deleted.reason.as_deref()), (410, Some(Timestamp(5)), Some("asked")));
         let lost = ApiError::from(E::Lost { session, detail: String::new() }).0;
         assert_eq!((lost.code, lost.no_side_effects), (ProblemCode::Lost, false));
+        let limit = ApiError::from(E::LimitExceeded { detail: "3 of 3".into() }).0;
+        assert_eq!((limit.status, limit.code.as_str(), limit.no_side_effects), (429, "limit_exceeded", true));
+        assert_eq!((limit.retryable, limit.retry_after_seconds), (true, Some(LIMIT_RETRY_SECONDS)));
+        let disk = ApiError::from(E::DiskLimit { detail: "9 of 9".into() }).0;
+        assert_eq!((disk.status, disk.code, disk.no_side_effects), (507, ProblemCode::NoSpace, true));
         let field = ApiError::from(E::NotBuilt { field: "hooks".into() }).0;
         assert_eq!((field.code, field.field.as_deref()), (ProblemCode::NotBuilt, Some("hooks")));
     }

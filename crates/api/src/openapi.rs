@@ -26,7 +26,7 @@ use utoipa::{
     paths(
         r::sessions::create, r::sessions::list, r::sessions::show, r::sessions::patch, r::sessions::delete,
         r::lifecycle::hibernate, r::lifecycle::wake, r::lifecycle::pause, r::lifecycle::unpause, r::lifecycle::stop,
-        r::lifecycle::start, r::lifecycle::operation,
+        r::lifecycle::start, r::lifecycle::extend, r::lifecycle::operation, r::connect::connect,
         r::execs::create, r::execs::list, r::execs::show, r::execs::signal, r::execs::stdin, r::exec_output::exec_output,
         r::terminals::create, r::terminals::list, r::terminals::show, r::terminals::close, r::terminals::screen,
         r::terminals::output, r::terminal_link::attach,

@@ -48,6 +48,7 @@ impl Server {
             default_template: "debian".into(),
             confirm: true,
             keep_output: None,
+            webhooks: Vec::new(),
         };
         let engine = Engine::open(config, Arc::new(store)).await.unwrap();
         let stop = CancellationToken::new();
@@ -56,7 +57,8 @@ impl Server {
     }
 
     async fn token(&self, scopes: &[Scope], sessions: Option<Vec<SessionId>>) -> String {
-        let new = NewToken { name: "test".into(), scopes: scopes.to_vec(), sessions, ttl_seconds: None };
+        let new =
+            NewToken { name: "test".into(), scopes: scopes.to_vec(), sessions, ttl_seconds: None, limits: Default::default() };
         self.engine.token_new(&Caller::system(), new).await.unwrap().secret
     }
 

@@ -7,7 +7,7 @@ use std::{path::PathBuf, time::Duration};
 
 /// Durable sandbox sessions for AI agents, on your own machines.
 #[derive(Debug, Parser)]
-#[command(name = "dormouse", version, propagate_version = true, disable_help_subcommand = true)]
+#[command(name = "dormouse", version, propagate_version = true)]
 #[command(after_help = "Exit status: 0 good, 1 failed, 2 usage, 3 not found, 4 refused, 5 conflict, 69 server not reachable.\n\
     exec, run and attach exit with the command's own status, 128+signal, or 125 for a failure of their own.")]
 pub struct Cli {
@@ -421,6 +421,26 @@ impl std::fmt::Display for BuiltIn {
     }
 }
 
+/// What the sessions of a token may take together.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub struct LimitFlags {
+    /// Most sessions that it has, asleep ones too
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub max_sessions: Option<u64>,
+    /// Most sessions that run or are paused at a time
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub max_running: Option<u64>,
+    /// Most cores of those that run; its sessions need --cpus
+    #[arg(long, value_name = "CPUS")]
+    pub max_cpus: Option<f64>,
+    /// Most memory of those that run; its sessions need --memory
+    #[arg(long, value_name = "SIZE", value_parser = model::parse_bytes)]
+    pub max_memory: Option<model::ByteSize>,
+    /// Most disk of all its sessions
+    #[arg(long, value_name = "SIZE", value_parser = model::parse_bytes)]
+    pub max_disk: Option<model::ByteSize>,
+}
+
 /// `token`.
 #[derive(Debug, Subcommand)]
 pub enum TokenCommand {
@@ -435,6 +455,8 @@ pub enum TokenCommand {
         session: Vec<String>,
         #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
         ttl: Option<Duration>,
+        #[command(flatten)]
+        limits: LimitFlags,
     },
     Ls,
     /// End tokens at once
@@ -505,6 +527,7 @@ mod tests {
             "template add n --oci-layout p",
             "template make debian --templates /t",
             "token new n --scope read --ttl 7d",
+            "token new n --max-sessions 9 --max-running 3 --max-cpus 1.5 --max-memory 4g --max-disk 20g",
             "events -f",
             "completions bash",
             "--url unix:/x version",
@@ -527,6 +550,7 @@ mod tests {
             "template add n",
             "template add n --dir a --tar b",
             "kill s e NOPE",
+            "token new n --max-sessions 0",
         ] {
             let error = Cli::try_parse_from(std::iter::once("dormouse").chain(line.split(' '))).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{line}");

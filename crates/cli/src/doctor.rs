@@ -207,20 +207,23 @@ fn disk(data: &Path) -> Finding {
 
 fn quota(data: &Path) -> Finding {
     let what = "disk limits";
+    let folder = existing(data);
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    match mount_of(existing(data), &mounts) {
-        Some((_, kind, options)) if kind == "xfs" || kind == "ext4" => {
-            if options.split(',').any(|option| matches!(option, "prjquota" | "pquota")) {
-                return Finding::new(what, Verdict::Ok, format!("{kind} with project quota"), None);
-            }
-            let detail = format!("{kind} without project quota: disk use is shown, not limited");
-            Finding::new(what, Verdict::Limited, detail, Some("mount the file system with -o prjquota"))
-        }
-        Some((_, kind, _)) => {
-            Finding::new(what, Verdict::Limited, format!("{kind} has no project quota: disk use is shown, not limited"), None)
-        }
-        None => Finding::new(what, Verdict::Limited, "the file system isn't known: disk use is shown, not limited", None),
+    let kind = mount_of(folder, &mounts).map_or_else(|| "a file system that isn't known".to_owned(), |(_, kind, _)| kind);
+    if snapshot::disk::keeps_limits(folder).is_ok() {
+        let detail = format!("{kind} with project quota: programs inside are told that the disk is full");
+        return Finding::new(what, Verdict::Ok, detail, None);
     }
+    let detail = format!(
+        "{kind} without project quota: a disk over its limit is told as an event and takes no more files through the API; \
+         programs inside aren't stopped"
+    );
+    let mend = match kind.as_str() {
+        "ext4" => Some("umount it, tune2fs -O project,quota -Q prjquota DEVICE, then mount -o prjquota (Linux 5.14 or later)"),
+        "xfs" => Some("mount the file system with -o prjquota (Linux 5.14 or later)"),
+        _ => None,
+    };
+    Finding::new(what, Verdict::Limited, detail, mend)
 }
 
 /// Mount point, type and options of the file system that `path` is on.

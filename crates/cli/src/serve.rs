@@ -52,12 +52,36 @@ pub struct ServeArgs {
     /// How much of the latest output of each exec, terminal and service is kept, besides its first MiB [default: 1GiB]
     #[arg(long, env = "DORMOUSE_KEEP_OUTPUT", value_name = "SIZE")]
     pub keep_output: Option<String>,
+    /// Tell events to this address by signed HTTP POSTs; the file can name several, and which events: [[webhook]] with
+    /// url, secret, events
+    #[arg(long = "webhook", env = "DORMOUSE_WEBHOOK", value_name = "URL", hide_env_values = true)]
+    #[serde(skip)]
+    pub webhook_url: Option<String>,
+    /// What --webhook's POSTs are signed with: plain text, or whsec_ and base64
+    #[arg(long, env = "DORMOUSE_WEBHOOK_SECRET", value_name = "SECRET", hide_env_values = true)]
+    #[serde(skip)]
+    pub webhook_secret: Option<String>,
+    /// Those of the file.
+    #[arg(skip)]
+    #[serde(rename = "webhook")]
+    pub webhooks: Vec<WebhookEntry>,
     /// For developers: another program as PID 1 of new sandboxes, instead of the one that this program carries
     #[arg(long, env = "DORMOUSE_GUEST", value_name = "PATH", hide_short_help = true)]
     pub guest: Option<PathBuf>,
     /// Set from the flag of every command.
     #[arg(skip)]
     pub log_level: Option<String>,
+}
+
+/// A `[[webhook]]` of the configuration file.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WebhookEntry {
+    pub url: String,
+    pub secret: String,
+    /// Kinds such as `wake.done`, `exec.*`, `*`; [`engine::Webhook::DEFAULT_EVENTS`] where missing.
+    #[serde(default)]
+    pub events: Option<Vec<String>>,
 }
 
 /// The settings of a server, with what nobody set filled in.
@@ -78,6 +102,7 @@ pub struct Settings {
     pub confirm: bool,
     /// `None`: as much as journals keep by themselves.
     pub keep_output: Option<model::ByteSize>,
+    pub webhooks: Vec<engine::Webhook>,
     /// `None`: the one that this program carries.
     pub guest: Option<PathBuf>,
     pub log_level: String,
@@ -98,6 +123,9 @@ impl ServeArgs {
             platform: self.platform.or(file.platform),
             no_confirm: self.no_confirm.or(file.no_confirm),
             keep_output: self.keep_output.or(file.keep_output),
+            webhook_url: self.webhook_url,
+            webhook_secret: self.webhook_secret,
+            webhooks: file.webhooks,
             guest: self.guest.or(file.guest),
             log_level: self.log_level.or(file.log_level),
         }
@@ -136,6 +164,7 @@ impl ServeArgs {
         }
         let keep_output = self.keep_output.as_deref().map(model::parse_bytes).transpose();
         let keep_output = keep_output.context("'keep_output' is a size, such as 256MiB")?;
+        let webhooks = webhooks(self.webhooks, self.webhook_url, self.webhook_secret)?;
         Ok(Settings {
             listen,
             templates: self.templates.unwrap_or_else(|| data.join("templates")),
@@ -148,10 +177,32 @@ impl ServeArgs {
             platform,
             confirm: !self.no_confirm.unwrap_or(false),
             keep_output,
+            webhooks,
             guest: self.guest,
             log_level: self.log_level.unwrap_or_else(|| "info".to_owned()),
         })
     }
+}
+
+/// The webhooks of the file, and the one of the flags. Where the file has the same address, the flags count.
+fn webhooks(mut entries: Vec<WebhookEntry>, url: Option<String>, secret: Option<String>) -> anyhow::Result<Vec<engine::Webhook>> {
+    match (url, secret) {
+        (None, None) => {}
+        (Some(url), Some(secret)) => {
+            entries.retain(|entry| entry.url != url);
+            entries.push(WebhookEntry { url, secret, events: None });
+        }
+        _ => bail!("--webhook and --webhook-secret go together"),
+    }
+    let mut webhooks: Vec<engine::Webhook> = Vec::with_capacity(entries.len());
+    for WebhookEntry { url, secret, events } in entries {
+        let webhook = engine::Webhook::new(&url, &secret, events).map_err(anyhow::Error::msg)?;
+        if webhooks.iter().any(|other| other.url() == webhook.url()) {
+            bail!("two webhooks have the same address: one can name all events of both");
+        }
+        webhooks.push(webhook);
+    }
+    Ok(webhooks)
 }
 
 /// Runs the server until it is told to end.
@@ -189,6 +240,27 @@ mod tests {
         let file: ServeArgs = toml::from_str("listen = \"127.0.0.1:1\"\npool = 5\ntake_over = true").unwrap();
         let settings = settle(ServeArgs { pool: Some(0), ..Default::default() }.or(file));
         assert_eq!((settings.listen.port(), settings.pool, settings.take_over), (1, Some(0), true));
+    }
+
+    #[test]
+    fn webhooks_come_from_the_file_and_from_flags() {
+        let file = "[[webhook]]\nurl = \"http://a/\"\nsecret = \"s\"\nevents = [\"oom\"]\n[[webhook]]\nurl = \"http://b/\"\nsecret = \"s\"";
+        let file: ServeArgs = toml::from_str(file).unwrap();
+        let flag =
+            |url: &str| ServeArgs { webhook_url: Some(url.into()), webhook_secret: Some("f".into()), ..Default::default() };
+        let urls = |settings: Settings| settings.webhooks.iter().map(|hook| hook.url().to_owned()).collect::<Vec<_>>();
+        assert_eq!(urls(settle(flag("http://c/").or(file.clone()))), ["http://a/", "http://b/", "http://c/"]);
+        let same = settle(flag("http://a/").or(file.clone()));
+        assert_eq!(same.webhooks[1], engine::Webhook::new("http://a/", "f", None).unwrap(), "the flags count");
+        let entry = WebhookEntry { url: "http://a".into(), secret: "s".into(), events: None };
+        for args in [
+            ServeArgs { webhook_url: Some("http://a/".into()), ..Default::default() },
+            ServeArgs { webhooks: vec![WebhookEntry { secret: String::new(), ..entry.clone() }], ..Default::default() },
+            ServeArgs { webhooks: vec![entry.clone(), WebhookEntry { url: "http://a/".into(), ..entry }], ..Default::default() },
+        ] {
+            assert!(args.settle_for(false, "/x".into()).is_err());
+        }
+        assert!(toml::from_str::<ServeArgs>("[[webhook]]\nurl = \"http://a/\"").is_err(), "a secret is needed");
     }
 
     #[test]

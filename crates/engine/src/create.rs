@@ -6,16 +6,18 @@ use crate::{
     ending,
     inner::{Inner, blocking},
     launch::{self, identity},
+    limits,
+    moments::{self, Moment},
     operation::{Context, Failure, Job, deleted},
+    policy,
     pool::Pooled,
     programs::{Base, is_default},
     request::{Caller, Source},
+    reserve,
     session::{Live, Session},
     source, watch,
 };
-use model::{
-    EndReason, EventType, Generation, IdleAction, OperationId, OperationKind, OperationState, Runtime, SessionId, State,
-};
+use model::{EndReason, EventType, Generation, OperationId, OperationKind, OperationState, Runtime, SessionId, State};
 use serde_json::json;
 use snapshot::disk::DiskLayout;
 use std::{sync::Arc, time::Duration};
@@ -70,18 +72,10 @@ fn check(inner: &Inner, caller: &Caller, new: &NewSession) -> Result<(), Error> 
     if new.runtime.is_some_and(|runtime| runtime != Runtime::Gvisor) {
         return not_built("runtime");
     }
-    if new.timeout_seconds.is_some() {
-        return not_built("timeout_seconds");
-    }
-    if new.on_timeout.is_some() {
-        return not_built("on_timeout");
-    }
-    if new.ttl_seconds.is_some() {
-        return not_built("ttl_seconds");
-    }
-    if new.idle.is_some_and(|idle| idle.action != IdleAction::None) {
-        return not_built("idle");
-    }
+    policy::seconds("timeout_seconds", new.timeout_seconds)?;
+    policy::seconds("ttl_seconds", new.ttl_seconds)?;
+    policy::idle(new.idle)?;
+    policy::hooks(&new.hooks)?;
     if new.ephemeral {
         return not_built("ephemeral");
     }
@@ -109,8 +103,8 @@ fn check(inner: &Inner, caller: &Caller, new: &NewSession) -> Result<(), Error> 
         if too_small(resources.memory_bytes, 32 << 20) {
             return Err(Error::invalid("resources.memory_bytes", "a sandbox needs at least 32 MiB"));
         }
-        if resources.disk_bytes.is_some() {
-            return not_built("resources.disk_bytes");
+        if too_small(resources.disk_bytes, 1 << 20) {
+            return Err(Error::invalid("resources.disk_bytes", "a disk needs at least 1 MiB"));
         }
         if resources.pids.is_some_and(|pids| pids < 8) {
             return Err(Error::invalid("resources.pids", "a sandbox needs at least 8"));
@@ -223,6 +217,10 @@ fn ignored(new: &NewSession, row: &SessionRow) -> Vec<String> {
         ("metadata", !new.metadata.is_empty() && new.metadata != row.metadata),
         ("resources", new.resources.is_some_and(|resources| resources != row.resources)),
         ("idle", new.idle.is_some() && new.idle != row.idle),
+        ("timeout_seconds", new.timeout_seconds.is_some() && new.timeout_seconds != row.timeout_seconds),
+        ("on_timeout", new.on_timeout.is_some_and(|action| action != row.on_timeout)),
+        ("ttl_seconds", new.ttl_seconds.is_some() && new.ttl_seconds != row.ttl_seconds),
+        ("hooks", !new.hooks.is_empty() && serde_json::to_value(&new.hooks).ok().as_ref() != Some(&row.hooks)),
         ("services", !new.services.is_empty() && new.services != row.services),
     ];
     differs.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned()).collect()
@@ -241,11 +239,16 @@ impl From<Error> for Made {
 
 /// Makes a new session: intent, then its sandbox.
 async fn make(inner: &Arc<Inner>, caller: &Caller, new: &NewSession, old: Option<SessionRow>) -> Result<Created, Made> {
+    reserve::check_room(&inner.config.data_dir)?;
     inner.pool.created();
     let template = new.template.clone().unwrap_or_else(|| inner.config.default_template.clone());
     let (inner_, template_) = (inner.clone(), template.clone());
     let base = blocking(move || inner_.programs.present(&template_)).await.flatten()?;
     let resources = new.resources.unwrap_or_default();
+    let turn = match limits::admit_create(inner, caller, new).await {
+        Ok(turn) => turn,
+        Err(error) => return Err(refused(inner, new, old.as_ref(), error).await),
+    };
     let pooled = if is_default(&resources) { inner.pool.take(&base) } else { None };
     let id = pooled.as_ref().map_or_else(SessionId::new, |pooled| pooled.id);
 
@@ -259,6 +262,11 @@ async fn make(inner: &Arc<Inner>, caller: &Caller, new: &NewSession, old: Option
     row.env.clone_from(&new.env);
     row.workdir = new.workdir.clone().or_else(|| new.source.as_ref().map(source::default_workdir));
     row.idle = new.idle;
+    row.timeout_seconds = new.timeout_seconds;
+    row.on_timeout = new.on_timeout.unwrap_or(row.on_timeout);
+    row.ttl_seconds = new.ttl_seconds;
+    row.expires_at = new.ttl_seconds.map(|seconds| now.plus(Duration::from_secs(seconds)));
+    row.hooks = serde_json::to_value(&new.hooks).map_err(Error::internal)?;
     row.resources = resources;
     row.services.clone_from(&new.services);
     row.source = new.source.as_ref().and_then(|source| serde_json::to_value(source).ok());
@@ -310,9 +318,20 @@ async fn make(inner: &Arc<Inner>, caller: &Caller, new: &NewSession, old: Option
         inner.announce(last.events);
     }
     let session = inner.adopt(row);
+    // From here on it is counted.
+    drop(turn);
     let plan = Plan { base, pooled, source: new.source.clone() };
     run_stored(inner, &session, operation, Job::Create(Box::new(plan)), caller.actor.clone()).await?.wait().await?;
     Ok(Created { view: session.view(), outcome })
+}
+
+/// There is no room for another session. Where somebody who was let in before has made the one of the key, none is needed.
+async fn refused(inner: &Inner, new: &NewSession, old: Option<&SessionRow>, error: Error) -> Made {
+    let Some(key) = &new.key else { return Made::Failed(error) };
+    match inner.store.session_by_key(key.to_string()).await {
+        Ok(Some(holder)) if old.is_none_or(|old| old.id != holder.id) => Made::KeyTaken,
+        _ => Made::Failed(error),
+    }
 }
 
 /// Has the driver carry out an operation that is in the store already.
@@ -349,9 +368,9 @@ pub(crate) async fn run(context: &Context, plan: Plan) -> Result<(), Failure> {
 pub(crate) async fn clean_up(inner: &Arc<Inner>, session: &Arc<Session>) {
     let layout = &session.layout;
     let ended = ending::end_sandbox(layout, inner.programs.runsc_state(), EndReason::CreateFailed, Duration::ZERO).await;
-    let dir = layout.dir().to_owned();
+    let layout = layout.clone();
     let removed = match ended {
-        Ok(()) => blocking(move || ending::remove_tree(&dir).map_err(Error::internal)).await.flatten(),
+        Ok(()) => blocking(move || ending::remove_session(&layout).map_err(Error::internal)).await.flatten(),
         Err(error) => Err(error),
     };
     if let Err(error) = removed {
@@ -381,6 +400,7 @@ async fn bring_up(context: &Context, plan: Plan) -> Result<(), Error> {
         let workdir = session.view().row.workdir.clone().unwrap_or_else(|| "/root".to_owned());
         source::put_in(&live, fetched, workdir).await.map_err(|error| session.call_error(error))?;
     }
+    moments::announce(inner, session, &live, Moment::Created).await;
     Ok(())
 }
 
@@ -408,6 +428,7 @@ async fn boot(context: &Context, base: Base) -> Result<Arc<Live>, Error> {
         session: Some(session.id),
         generation: Generation::FIRST,
         start: Start::Boot,
+        gap_ms: None,
         lower: base.lower,
         runtime: base.runtime,
         resources: row.resources,

@@ -16,7 +16,7 @@ pub(crate) async fn run(context: &Context) -> Result<(), Failure> {
     let (inner, session) = (&context.inner, &context.session);
     // A supervisor that is just being started is seen through, then ended.
     let _permit = session.launching.acquire().await.map_err(|_| crate::Error::ShuttingDown)?;
-    ending::end_sandbox(&session.layout, inner.programs.runsc_state(), EndReason::Asked, Duration::ZERO).await?;
+    ending::end_sandbox(&session.layout, inner.programs.runsc_state(), context.cause(), Duration::ZERO).await?;
     // Its last facts are part of its history. Where they can't be read, it is deleted all the same.
     if let Err(error) = facts::drain(inner, session).await {
         tracing::warn!(session = %session.id, %error, "the last facts of a deleted session are not applied");
@@ -25,20 +25,25 @@ pub(crate) async fn run(context: &Context) -> Result<(), Failure> {
     if let Err(error) = lose_works(inner, session, "deleted", &mut lost).await {
         tracing::warn!(session = %session.id, %error, "the works of a deleted session can't be read");
     }
-    let dir = session.layout.dir().to_owned();
-    blocking(move || ending::remove_tree(&dir)).await?.map_err(|e| launch::io_error(&e, "remove the session's files"))?;
+    let layout = session.layout.clone();
+    blocking(move || ending::remove_session(&layout)).await?.map_err(|e| launch::io_error(&e, "remove the session's files"))?;
     let now = inner.now();
-    let event = context.event(EventType::SESSION_DELETED, json!({ "reason": EndReason::Asked }));
+    let cause = context.cause();
+    let mut events = vec![context.event(EventType::SESSION_DELETED, json!({ "reason": cause }))];
+    if cause == EndReason::Expired {
+        events.insert(0, context.event(EventType::SESSION_EXPIRED, json!({ "expires_at": session.view().row.expires_at })));
+    }
     let change = move |change: &mut SessionChange| {
         change.execs.extend(lost.execs.iter().cloned());
         change.terminals.extend(lost.terminals.iter().cloned());
         change.events.extend(lost.events.iter().cloned());
         let row = &mut change.session;
-        row.key_freed = true;
+        // The key of one whose time was over still says so, until somebody replaces it.
+        row.key_freed = cause != EndReason::Expired;
         row.deleted_at = Some(now);
-        row.reason = Some(EndReason::Asked.to_string());
+        row.reason = Some(cause.to_string());
         row.image_generation = None;
-        change.events.push(event.clone());
+        change.events.extend(events.iter().cloned());
     };
     context.finish(Box::new(change)).await?;
     Ok(())

@@ -16,11 +16,14 @@
 use crate::{
     Error, SessionView,
     inner::Inner,
+    limits,
     operation::{self, Failure, Job},
-    session::{SandboxEnd, Session},
+    recapture, reserve,
+    session::{Live, SandboxEnd, Session},
+    timers,
 };
 use lifecycle::{Command, Decision, Outcome, Reason, Standing};
-use model::{Actor, EventType, Memory, OperationId, OperationKind, OperationState, State};
+use model::{Actor, EndReason, EventType, Memory, OperationId, OperationKind, OperationState, State};
 use serde_json::json;
 use std::{
     collections::VecDeque,
@@ -54,6 +57,8 @@ pub(crate) enum Message {
     Command {
         command: Command,
         actor: Actor,
+        /// Why it is asked for; stands as the session's reason afterwards.
+        cause: EndReason,
         reply: oneshot::Sender<Result<Admitted, Error>>,
     },
     Change {
@@ -75,6 +80,8 @@ pub(crate) enum Message {
     },
     /// A sandbox is gone without having been asked to.
     SandboxEnded(SandboxEnd),
+    /// A supervisor is gone, and its sandbox lives.
+    SupervisorLost(Arc<Live>),
 }
 
 /// An accepted command.
@@ -109,6 +116,7 @@ struct Running {
 struct Waiting {
     command: Command,
     actor: Actor,
+    cause: EndReason,
     reply: oneshot::Sender<Result<Admitted, Error>>,
 }
 
@@ -120,6 +128,8 @@ struct Driver {
     waiting: VecDeque<Waiting>,
     /// A sandbox that went while an operation was under way.
     ended: Option<SandboxEnd>,
+    /// A supervisor that went and left its sandbox alive.
+    lost: Option<Arc<Live>>,
 }
 
 /// Sends a message to the session's driver, which is started where there is none.
@@ -153,6 +163,7 @@ fn ensure_driver(inner: &Arc<Inner>, session: &Arc<Session>) -> mpsc::Sender<Mes
         running: None,
         waiting: VecDeque::new(),
         ended: None,
+        lost: None,
     };
     inner.tasks.spawn(driver.run(messages));
     mailbox
@@ -199,7 +210,7 @@ impl Driver {
 
     async fn handle(&mut self, message: Message) {
         match message {
-            Message::Command { command, actor, reply } => self.command(Waiting { command, actor, reply }).await,
+            Message::Command { command, actor, cause, reply } => self.command(Waiting { command, actor, cause, reply }).await,
             Message::Change { change, reply } => {
                 let result = self.change(change).await;
                 let _ = reply.send(result);
@@ -216,6 +227,10 @@ impl Driver {
                 self.ended = Some(end);
                 self.settle_end().await;
             }
+            Message::SupervisorLost(live) => {
+                self.lost = Some(live);
+                self.settle_end().await;
+            }
         }
     }
 
@@ -224,7 +239,7 @@ impl Driver {
             state: self.row.state,
             operation: self.running.as_ref().map(|running| running.row.kind),
             ephemeral: self.row.ephemeral,
-            paused_by_idleness: self.row.state == State::Paused && self.row.reason.as_deref() == Some("idle"),
+            paused_by_idleness: self.row.state == State::Paused && self.row.try_again_at.is_some(),
         }
     }
 
@@ -241,7 +256,7 @@ impl Driver {
                 if kind == OperationKind::Delete {
                     self.break_off().await;
                 }
-                self.begin(kind, waiting.actor).await
+                self.begin(kind, waiting.actor, waiting.cause).await
             }
         };
         let _ = waiting.reply.send(answer);
@@ -253,7 +268,21 @@ impl Driver {
     }
 
     /// Stores the intent, then starts the work.
-    async fn begin(&mut self, kind: OperationKind, actor: Actor) -> Result<Admitted, Error> {
+    async fn begin(&mut self, kind: OperationKind, actor: Actor, cause: EndReason) -> Result<Admitted, Error> {
+        // Held until the intent is stored: from then on it counts.
+        let _turn = match limits::admit(&self.inner, &self.row, kind).await {
+            Ok(turn) => turn,
+            Err(error) => {
+                let mut change = SessionChange::new(self.row.clone());
+                change.events.extend(limits::untold(&self.inner, &self.row, kind, &actor, &error));
+                if !change.events.is_empty()
+                    && let Err(error) = self.commit(change, None).await
+                {
+                    tracing::warn!(session = %self.session.id, %error, "a refused wake is not written down");
+                }
+                return Err(error);
+            }
+        };
         let now = self.inner.now();
         let operation = OperationRow {
             id: OperationId::new(),
@@ -262,7 +291,7 @@ impl Driver {
             state: OperationState::Running,
             started_at: now,
             ended_at: None,
-            intent: json!({ "actor": actor, "generation": self.row.generation }),
+            intent: json!({ "actor": actor, "generation": self.row.generation, "cause": cause }),
             error: None,
         };
         let mut change = SessionChange::new(self.row.clone());
@@ -282,7 +311,7 @@ impl Driver {
             actor: actor.clone(),
         };
         let task = self.inner.tasks.spawn(operation::run(context, job));
-        let view = SessionView { row: self.session.view().row, operation: Some(Arc::new(operation.clone())) };
+        let view = SessionView::new(self.session.view().row, Some(Arc::new(operation.clone())));
         self.session.show(view);
         self.running = Some(Running { row: operation.clone(), actor, end, task });
         Admitted { operation: Some(operation), end: Some(ended) }
@@ -366,7 +395,15 @@ impl Driver {
         if row.state != settled.state {
             row.reason = None;
         }
-        (row.state, row.memory, row.updated_at) = (settled.state, settled.memory, self.inner.now());
+        let now = self.inner.now();
+        (row.state, row.memory, row.updated_at) = (settled.state, settled.memory, now);
+        if outcome == Outcome::Done {
+            let clocks = timers::clocks(row).after(operation.kind, settled.state, now);
+            timers::put(row, &clocks);
+            if settled.state != State::Paused {
+                row.tries = 0;
+            }
+        }
         change
     }
 
@@ -393,13 +430,15 @@ impl Driver {
             if change.session.memory != Memory::Saved {
                 change.session.image_generation = None;
             }
+            let clocks = timers::clocks(&change.session).without_sandbox();
+            timers::put(&mut change.session, &clocks);
             change.events.push(state_changed(&change.session, from, &row, &actor));
         }
         change.events.push(failed(&row, &actor, code, &detail));
         change.operations.push(row);
         if let Err(error) = self.commit(change, None).await {
             tracing::error!(session = %self.session.id, %error, "a failed operation is not written down");
-            self.session.show(SessionView { row: self.session.view().row, operation: None });
+            self.session.show(SessionView::new(self.session.view().row, None));
         }
         let _ = end.send(Some(Err(failure.error)));
         self.next().await;
@@ -416,6 +455,11 @@ impl Driver {
 
     /// A sandbox that is gone makes the session stopped, unless an operation that is under way answers for that.
     async fn settle_end(&mut self) {
+        if self.running.is_none()
+            && let Some(live) = self.lost.take()
+        {
+            self.settle_loss(live).await;
+        }
         if self.running.is_some() {
             return;
         }
@@ -433,7 +477,10 @@ impl Driver {
         (row.state, row.memory, row.updated_at) = (State::Stopped, Memory::Lost, now);
         row.reason = Some(end.reason.to_string());
         row.ended_reason = Some(end.reason.to_string());
+        row.ended_detail = Some(end.detail.clone());
         row.ended_at = Some(now);
+        let clocks = timers::clocks(row).without_sandbox();
+        timers::put(row, &clocks);
         let event = NewEvent {
             at: now,
             kind: EventType::STATE_CHANGED,
@@ -448,14 +495,46 @@ impl Driver {
         }
     }
 
+    /// A supervisor is gone, and its sandbox lives: another one takes it over. Of a session that is hibernated by now it is
+    /// the frozen original.
+    async fn settle_loss(&mut self, live: Arc<Live>) {
+        if self.row.generation != live.generation() {
+            return;
+        }
+        if !self.row.state.has_sandbox() {
+            return recapture::clear_original(&self.inner, &self.session);
+        }
+        if let Err(error) = self.begin(OperationKind::Recapture, Actor::system(), EndReason::SupervisorLost).await {
+            tracing::error!(session = %self.session.id, %error, "a sandbox without a supervisor can't be taken over yet");
+            let (inner, session) = (self.inner.clone(), self.session.clone());
+            self.inner.tasks.spawn(async move {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                let _ = tell(&inner, &session, Message::SupervisorLost(live)).await;
+            });
+        }
+    }
+
     /// Writes a change and shows it to readers.
     async fn commit(&mut self, change: SessionChange, operation: Option<Arc<OperationRow>>) -> Result<(), Error> {
         let mut row = change.session.clone();
-        match self.inner.store.commit(change).await {
+        faults::point("commit.before");
+        // What must be possible on a full disk: deletes, and saying how something that was begun has ended.
+        let must =
+            |operation: &OperationRow| operation.kind == OperationKind::Delete || operation.state != OperationState::Running;
+        let again = change.operations.iter().any(must).then(|| change.clone());
+        let mut committed = self.inner.store.commit(change).await;
+        if let (Err(StoreError::NoSpace), Some(again)) = (&committed, again)
+            && reserve::give_away(&self.inner.config.data_dir)
+        {
+            committed = self.inner.store.commit(again).await;
+        }
+        match committed {
             Ok(committed) => {
+                faults::point("commit.after");
                 row.was_committed(&committed);
                 self.row = row;
-                self.session.show(SessionView { row: Arc::new(self.row.clone()), operation });
+                self.session.show(SessionView::new(Arc::new(self.row.clone()), operation));
+                timers::arm(&self.inner, &self.session);
                 self.inner.announce(committed.events);
                 Ok(())
             }
@@ -464,7 +543,7 @@ impl Driver {
                 let stored = self.inner.store.session(self.session.id).await?;
                 let Some(stored) = stored else { return Err(StoreError::NoSession(self.session.id).into()) };
                 self.row = stored;
-                self.session.show(SessionView { row: Arc::new(self.row.clone()), operation });
+                self.session.show(SessionView::new(Arc::new(self.row.clone()), operation));
                 let kept = matches!(error, StoreError::OutcomeUnknown(_)) && self.row.revision > before;
                 if kept { Ok(()) } else { Err(error.into()) }
             }

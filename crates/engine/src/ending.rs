@@ -8,10 +8,11 @@ use nix::{
 };
 use runtime::{Sandbox, SandboxSpec};
 use runtime_gvisor::{CgroupSupport, GvisorSandbox, Runsc};
+use snapshot::disk::{DiskLayout, lift_project_quota};
 use std::{fs, io, path::Path, time::Duration};
 use wire::{
     control::{Answer, Phase, Request},
-    layout::{SessionLayout, SupervisorMark},
+    layout::{SessionLayout, SupervisorMark, TakesOver},
 };
 
 /// How long a supervisor may take to end beyond the grace that its programs are given.
@@ -73,12 +74,54 @@ pub(crate) async fn clear_the_way(layout: &SessionLayout, runsc_state: &Path) ->
     if let Some(mark) = mark(layout).filter(|mark| mark.boot_id == boot_id()) {
         kill_supervisor(layout, &mark).await?;
         let id = layout.dir().file_name().unwrap_or_default().to_string_lossy().into_owned();
-        for name in [mark.container, format!("dm-{id}-confirm")] {
+        let taken_over = mark.takes_over.map(|taken_over| taken_over.container);
+        for name in [mark.container, format!("dm-{id}-confirm")].into_iter().chain(taken_over) {
             kill_container(layout, runsc_state, name).await?;
         }
     }
     let layout = layout.clone();
     blocking(move || unmount_all(&layout)).await?
+}
+
+/// A sandbox that lives, and whose supervisor doesn't: which one it is, and of which generation at least.
+pub(crate) fn orphan(layout: &SessionLayout, runsc_state: &Path) -> Option<TakesOver> {
+    if is_held(layout) {
+        return None;
+    }
+    let mark = mark(layout).filter(|mark| mark.boot_id == boot_id())?;
+    let alive = |from: &TakesOver| sandbox_of(layout, runsc_state, from.container.clone()).is_alive();
+    // The one that was being taken over lives as long as it is the session's.
+    let own = TakesOver { container: mark.container, generation: mark.generation };
+    mark.takes_over.into_iter().chain([own]).find(alive)
+}
+
+/// Makes room for another supervisor that takes `from` over: everything else of the session is ended. The disk stays
+/// mounted, since `from` runs on it.
+pub(crate) async fn clear_beside(layout: &SessionLayout, runsc_state: &Path, from: &TakesOver) -> Result<(), Error> {
+    let Some(mark) = mark(layout).filter(|mark| mark.boot_id == boot_id()) else { return Ok(()) };
+    kill_supervisor(layout, &mark).await?;
+    let id = layout.dir().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let taken_over = mark.takes_over.map(|taken_over| taken_over.container);
+    for name in [mark.container, format!("dm-{id}-confirm")].into_iter().chain(taken_over) {
+        if name != from.container {
+            kill_container(layout, runsc_state, name).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Waits for the end of a supervisor whose start failed, and ends it where that takes long. What it was to take over is
+/// left alone.
+pub(crate) async fn end_failed(layout: &SessionLayout) -> Result<(), Error> {
+    let mut waited = Duration::ZERO;
+    while is_held(layout) && waited < END_LIMIT {
+        tokio::time::sleep(STEP).await;
+        waited += STEP;
+    }
+    match mark(layout).filter(|mark| mark.boot_id == boot_id()) {
+        Some(mark) => kill_supervisor(layout, &mark).await,
+        None => Ok(()),
+    }
 }
 
 async fn kill_supervisor(layout: &SessionLayout, mark: &SupervisorMark) -> Result<(), Error> {
@@ -98,6 +141,11 @@ async fn kill_supervisor(layout: &SessionLayout, mark: &SupervisorMark) -> Resul
 }
 
 async fn kill_container(layout: &SessionLayout, runsc_state: &Path, name: String) -> Result<(), Error> {
+    sandbox_of(layout, runsc_state, name).kill().await.map_err(Error::internal)
+}
+
+/// A session's sandbox, for looking at it and for ending it.
+fn sandbox_of(layout: &SessionLayout, runsc_state: &Path, name: String) -> GvisorSandbox {
     let runsc = Runsc { program: "runsc".into(), state_dir: runsc_state.to_owned(), platform: "systrap".to_owned() };
     let spec = SandboxSpec {
         name,
@@ -108,7 +156,7 @@ async fn kill_container(layout: &SessionLayout, runsc_state: &Path, name: String
         hostname: String::new(),
         resources: Resources::default(),
     };
-    GvisorSandbox::new(runsc, spec, CgroupSupport::detect()).kill().await.map_err(Error::internal)
+    GvisorSandbox::new(runsc, spec, CgroupSupport::detect())
 }
 
 fn unmount_all(layout: &SessionLayout) -> Result<(), Error> {
@@ -156,8 +204,18 @@ fn standing(answer: Result<Answer, CallError>) -> Result<Option<wire::control::S
     }
 }
 
+/// Removes a session's directory, and the limit that the file system keeps its disk within. Blocks.
+pub(crate) fn remove_session(layout: &SessionLayout) -> io::Result<()> {
+    let name = layout.dir().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    if let Err(error) = lift_project_quota(&DiskLayout::new(layout.disk()), &name) {
+        tracing::warn!(session = name, %error, "the file system goes on counting the disk of a session that is gone");
+    }
+    remove_tree(layout.dir())
+}
+
 /// Removes a directory tree; fine where it is gone already.
 pub(crate) fn remove_tree(dir: &Path) -> io::Result<()> {
+    faults::file("tree.remove")?;
     match fs::remove_dir_all(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
@@ -175,7 +233,15 @@ mod tests {
 
     fn mark_of(pid: u32, started_ticks: u64, boot_id: String) -> SupervisorMark {
         let generation = Generation::FIRST;
-        SupervisorMark { pid, started_ticks, boot_id, generation, container: "dm-test-1".into(), sandbox_pids: vec![] }
+        SupervisorMark {
+            pid,
+            started_ticks,
+            boot_id,
+            generation,
+            container: "dm-test-1".into(),
+            sandbox_pids: vec![],
+            takes_over: None,
+        }
     }
 
     #[test]

@@ -5,14 +5,14 @@ use crate::{
     inner::{Inner, blocking},
     launch::ensure_private_dir,
     operation::deleted,
-    pool,
+    policy, pool,
     programs::Programs,
-    recover,
+    recover, reserve,
     session::Session,
-    tokens,
+    timers, tokens, webhooks,
 };
 use lifecycle::Command;
-use model::{EventType, IdleAction, OperationId, SessionId, State};
+use model::{EventType, OperationId, SessionId, State, Timestamp};
 use serde_json::json;
 use std::{sync::Arc, time::Duration};
 use store::{Cursor, NewEvent, OperationRow, Page, SessionChange, SessionFilter, SessionRow, Store};
@@ -57,8 +57,12 @@ impl Engine {
             blocking(move || Programs::open(&config_, instance)).await.map_err(|e| OpenError::Other(e.to_string()))??;
         let tokens = tokens::open(&config.data_dir, &store).await?;
         let inner = Inner::new(config, store, programs, tokens);
+        // Before anything happens that they may have to tell.
+        webhooks::start(&inner).await?;
         recover::recover(&inner).await.map_err(|e| OpenError::Other(e.to_string()))?;
         inner.tasks.spawn(pool::keep(inner.clone()));
+        inner.tasks.spawn(timers::run(inner.clone()));
+        inner.tasks.spawn(reserve::keep(inner.clone()));
         let inner_ = inner.clone();
         inner.tasks.spawn(async move {
             let _ = blocking(move || inner_.programs.verify_all()).await;
@@ -212,8 +216,9 @@ impl Engine {
     pub async fn list(&self, filter: SessionFilter, limit: usize, cursor: Option<Cursor>) -> Result<Page<SessionView>, Error> {
         let page = self.inner.store.list_sessions(filter, limit, cursor).await?;
         let view = |row: SessionRow| {
-            let operation = self.inner.known(row.id).and_then(|session| session.view().operation);
-            SessionView { row: Arc::new(row), operation }
+            let known = self.inner.known(row.id).map(|session| session.view());
+            let (operation, hibernate_after) = known.map(|view| (view.operation, view.hibernate_after)).unwrap_or_default();
+            SessionView { row: Arc::new(row), operation, hibernate_after }
         };
         Ok(Page { items: page.items.into_iter().map(view).collect(), next_cursor: page.next_cursor })
     }
@@ -223,27 +228,16 @@ impl Engine {
     /// # Errors
     /// [`Error::NotBuilt`], [`Error::NotFound`], [`Error::Deleted`], [`Error::Failed`].
     pub async fn patch(&self, caller: &Caller, id: SessionId, patch: SessionPatch) -> Result<SessionView, Error> {
-        let not_built = |field: &str| Err(Error::NotBuilt { field: field.to_owned() });
-        if patch.timeout_seconds.is_some_and(|timeout| timeout.is_some()) || patch.on_timeout.is_some() {
-            return not_built(if patch.on_timeout.is_some() { "on_timeout" } else { "timeout_seconds" });
-        }
-        if patch.ttl_seconds.is_some_and(|ttl| ttl.is_some()) {
-            return not_built("ttl_seconds");
-        }
-        if patch.wake_at.is_some_and(|at| at.is_some()) {
-            return not_built("wake_at");
-        }
-        if patch.idle.flatten().is_some_and(|idle| idle.action != IdleAction::None) {
-            return not_built("idle");
-        }
         let session = self.inner.present(id).await?;
+        policy::check(&patch, &session.view().row, self.inner.now())?;
+        let idle_changes = patch.idle.is_some();
         if let Some(services) = patch.services.clone() {
             self.set_services(caller, id, services).await?;
         }
         let (now, actor) = (self.inner.now(), caller.actor.clone());
         let change = move |row: &SessionRow| {
             let mut change = SessionChange::new(row.clone());
-            let fields = apply(&mut change.session, &patch);
+            let fields = apply(&mut change.session, &patch, now);
             if fields.is_empty() {
                 return None;
             }
@@ -253,6 +247,9 @@ impl Engine {
             Some(change)
         };
         self.inner.change(&session, Box::new(change)).await?;
+        if idle_changes {
+            policy::look_soon(&self.inner, &session);
+        }
         Ok(session.view())
     }
 
@@ -271,8 +268,7 @@ impl Engine {
     /// Why it is refused, or how it failed; the session stands as its state says.
     pub async fn transition(&self, caller: &Caller, id: SessionId, to: Transition, wait: bool) -> Result<Transitioned, Error> {
         let command = match to {
-            Transition::Hibernate { until: Some(_) } => return Err(Error::NotBuilt { field: "until".to_owned() }),
-            Transition::Hibernate { until: None } => Command::Hibernate,
+            Transition::Hibernate { .. } => Command::Hibernate,
             Transition::Wake => Command::Wake,
             Transition::Pause => Command::Pause,
             Transition::Unpause => Command::Unpause,
@@ -280,6 +276,15 @@ impl Engine {
             Transition::Start => Command::Start,
         };
         let session = self.inner.present(id).await?;
+        if let Transition::Hibernate { until: Some(until) } = to {
+            policy::moment("until", Some(until), self.inner.now())?;
+            let set = move |row: &SessionRow| {
+                let mut change = SessionChange::new(row.clone());
+                change.session.wake_at = Some(until);
+                Some(change)
+            };
+            self.inner.change(&session, Box::new(set)).await?;
+        }
         let admitted = self.inner.command(&session, command, &caller.actor).await?;
         let mut operation = admitted.operation.clone();
         if wait {
@@ -303,10 +308,21 @@ impl Engine {
     /// Moves the end of the allowed running time.
     ///
     /// # Errors
-    /// [`Error::NotBuilt`].
-    pub async fn extend(&self, _caller: &Caller, id: SessionId, _seconds: u64) -> Result<SessionView, Error> {
-        self.inner.present(id).await?;
-        Err(Error::NotBuilt { field: "extend".to_owned() })
+    /// [`Error::Invalid`]; [`Error::Conflict`] where there is no limit, [`Error::NotRunning`] where nothing runs.
+    pub async fn extend(&self, caller: &Caller, id: SessionId, seconds: u64) -> Result<SessionView, Error> {
+        policy::seconds("seconds", Some(seconds))?;
+        let session = self.inner.present(id).await?;
+        let (by, now, actor) = (Duration::from_secs(seconds), self.inner.now(), caller.actor.clone());
+        policy::extend(&session.view().row, by, now)?;
+        let change = move |row: &SessionRow| {
+            let mut change = SessionChange::new(policy::extend(row, by, now).ok()?);
+            let data = json!({ "fields": ["timeout_at"], "timeout_at": change.session.timeout_at });
+            let (kind, actor) = (EventType::SESSION_UPDATED, actor.clone());
+            change.events.push(NewEvent { at: now, kind, actor, operation_id: None, data });
+            Some(change)
+        };
+        self.inner.change(&session, Box::new(change)).await?;
+        Ok(session.view())
     }
 
     /// Asks the guest for a sign of life. Starts nothing.
@@ -337,7 +353,7 @@ impl Engine {
 }
 
 /// Applies a patch; tells which fields it changed.
-fn apply(row: &mut SessionRow, patch: &SessionPatch) -> Vec<&'static str> {
+fn apply(row: &mut SessionRow, patch: &SessionPatch, now: Timestamp) -> Vec<&'static str> {
     fn set<T: Clone + PartialEq>(field: &mut T, wanted: &Option<T>) -> bool {
         match wanted {
             Some(wanted) if wanted != field => {
@@ -359,18 +375,16 @@ fn apply(row: &mut SessionRow, patch: &SessionPatch) -> Vec<&'static str> {
         ("task", set(&mut row.task, &patch.task)),
         ("metadata", set(&mut row.metadata, &Some(metadata))),
         ("idle", set(&mut row.idle, &patch.idle)),
-        ("timeout_seconds", set(&mut row.timeout_seconds, &patch.timeout_seconds)),
-        ("ttl_seconds", set(&mut row.ttl_seconds, &patch.ttl_seconds)),
-        ("wake_at", set(&mut row.wake_at, &patch.wake_at)),
         ("services", set(&mut row.services, &patch.services)),
     ];
-    changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect()
+    let clocks = policy::apply(row, patch, now);
+    changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).chain(clocks).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::{Runtime, Timestamp};
+    use model::Runtime;
 
     #[test]
     fn a_patch_changes_what_it_names_and_nothing_else() {
@@ -383,9 +397,9 @@ mod tests {
             metadata: Some([("a".to_owned(), None), ("c".to_owned(), Some("3".to_owned()))].into()),
             ..SessionPatch::default()
         };
-        assert_eq!(apply(&mut row, &patch), ["name", "task", "metadata"]);
+        assert_eq!(apply(&mut row, &patch, Timestamp(2)), ["name", "task", "metadata"]);
         assert_eq!((row.name.as_deref(), row.task.as_deref()), (Some("new"), None));
         assert_eq!(row.metadata.keys().collect::<Vec<_>>(), ["b", "c"]);
-        assert!(apply(&mut row, &patch).is_empty(), "again it changes nothing");
+        assert!(apply(&mut row, &patch, Timestamp(3)).is_empty(), "again it changes nothing");
     }
 }

@@ -34,6 +34,9 @@ pub enum Error {
     Failed { session: SessionId, reason: String },
     #[error("{detail}")]
     Conflict { detail: String },
+    /// What idleness asked for is not done: something has just begun.
+    #[error("session {session} isn't idle any more")]
+    NotIdle { session: SessionId },
     /// Another operation holds the session. The same request can succeed soon.
     #[error("session {session} is held by an operation ({kind}); try again shortly")]
     Held { session: SessionId, operation: OperationId, kind: OperationKind },
@@ -50,6 +53,12 @@ pub enum Error {
     /// Nothing was created.
     #[error("there is no room for another sandbox now: {detail}")]
     NoCapacity { detail: String },
+    /// A limit of the token that the session belongs to. Nothing was created.
+    #[error("{detail}")]
+    LimitExceeded { detail: String },
+    /// The same for its limit of disk.
+    #[error("{detail}")]
+    DiskLimit { detail: String },
     #[error("the server is going down")]
     ShuttingDown,
     #[error("{field}: {detail}")]
@@ -98,7 +107,7 @@ impl Error {
         use Error as E;
         match self {
             E::NotFound { .. } => "not_found",
-            E::Ambiguous { .. } | E::Conflict { .. } | E::ExecKeyConflict { .. } => "conflict",
+            E::Ambiguous { .. } | E::Conflict { .. } | E::ExecKeyConflict { .. } | E::NotIdle { .. } => "conflict",
             E::Deleted { .. } => "deleted",
             E::Expired { .. } => "expired",
             E::Paused { .. } => "paused",
@@ -111,7 +120,8 @@ impl Error {
             E::Unresponsive { .. } => "unresponsive",
             E::Unsaveable { .. } => "unsaveable",
             E::Lost { .. } => "lost",
-            E::NoSpace { .. } => "no_space",
+            E::NoSpace { .. } | E::DiskLimit { .. } => "no_space",
+            E::LimitExceeded { .. } => "limit_exceeded",
             E::NoCapacity { .. } => "no_capacity",
             E::ShuttingDown => "shutting_down",
             E::Invalid { .. } => "bad_request",
@@ -130,15 +140,16 @@ impl Error {
             E::Forbidden { .. } => 403,
             E::NotFound { .. } => 404,
             E::Ambiguous { .. } | E::Conflict { .. } | E::ExecKeyConflict { .. } | E::KeyConflict { .. } => 409,
-            E::Paused { .. } | E::Failed { .. } => 409,
+            E::Paused { .. } | E::Failed { .. } | E::NotIdle { .. } => 409,
             E::Deleted { .. } | E::Expired { .. } => 410,
             E::NotRunning { .. } | E::NoMemorySnapshot { .. } | E::Ephemeral { .. } | E::Unsaveable { .. } => 422,
             E::Held { .. } => 423,
+            E::LimitExceeded { .. } => 429,
             E::OperationFailed { .. } | E::Internal { .. } => 500,
             E::Lost { .. } => 502,
             E::NoCapacity { .. } | E::ShuttingDown => 503,
             E::Unresponsive { .. } => 504,
-            E::NoSpace { .. } => 507,
+            E::NoSpace { .. } | E::DiskLimit { .. } => 507,
             E::Inside(error) => inside(error.code).1,
         }
     }
@@ -148,8 +159,11 @@ impl Error {
         use Error as E;
         match self {
             E::Held { .. } | E::Unresponsive { .. } | E::NoCapacity { .. } | E::ShuttingDown => true,
+            E::LimitExceeded { .. } => true,
+            E::DiskLimit { .. } => false,
             E::Inside(error) => matches!(error.code, Code::Busy | Code::Unresponsive),
             E::NotFound { .. } | E::Ambiguous { .. } | E::Deleted { .. } | E::Expired { .. } | E::Paused { .. } => false,
+            E::NotIdle { .. } => false,
             E::NotRunning { .. } | E::NoMemorySnapshot { .. } | E::Ephemeral { .. } | E::KeyConflict { .. } => false,
             E::ExecKeyConflict { .. } | E::Failed { .. } | E::Conflict { .. } | E::Unsaveable { .. } | E::Lost { .. } => false,
             E::NoSpace { .. } | E::Invalid { .. } | E::NotBuilt { .. } | E::Forbidden { .. } => false,
@@ -167,9 +181,11 @@ impl Error {
                 !matches!(error.code, Code::Unresponsive | Code::NoSpace | Code::SandboxGone | Code::Protocol | Code::Internal)
             }
             E::NotFound { .. } | E::Ambiguous { .. } | E::Deleted { .. } | E::Expired { .. } | E::Paused { .. } => true,
+            E::NotIdle { .. } => true,
             E::NotRunning { .. } | E::NoMemorySnapshot { .. } | E::Ephemeral { .. } | E::KeyConflict { .. } => true,
             E::ExecKeyConflict { .. } | E::Failed { .. } | E::Conflict { .. } | E::Unsaveable { .. } => true,
             E::Held { .. } | E::NoCapacity { .. } | E::ShuttingDown | E::Invalid { .. } => true,
+            E::LimitExceeded { .. } | E::DiskLimit { .. } => true,
             E::NotBuilt { .. } | E::Forbidden { .. } => true,
         }
     }
@@ -188,6 +204,7 @@ impl Error {
             | E::ExecKeyConflict { session, .. }
             | E::Failed { session, .. }
             | E::Held { session, .. }
+            | E::NotIdle { session }
             | E::Unresponsive { session }
             | E::Unsaveable { session, .. }
             | E::Lost { session, .. }
@@ -197,6 +214,8 @@ impl Error {
             | E::Conflict { .. }
             | E::NoSpace { .. }
             | E::NoCapacity { .. }
+            | E::LimitExceeded { .. }
+            | E::DiskLimit { .. }
             | E::ShuttingDown
             | E::Invalid { .. }
             | E::NotBuilt { .. }

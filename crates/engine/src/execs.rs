@@ -3,6 +3,7 @@
 use crate::{
     ByteStream, Caller, Engine, Error, NewExec,
     facts::{self, exec_of, exec_row},
+    operation::journal_tail,
     session::{Live, Session},
     supervisor_client::CallError,
 };
@@ -12,6 +13,7 @@ use store::{Cursor, MAX_PAGE, Page, RequestMark, SessionChange, SessionRow, Stor
 use wire::{
     Code,
     control::{Answer, ExecStart, Request},
+    layout::JournalName,
     records::ExecRecord,
 };
 
@@ -40,6 +42,7 @@ impl Engine {
             stdin_open: new.stdin_open,
             timeout_ms: new.timeout_seconds.map(|seconds| seconds.saturating_mul(1000)),
             actor: Some(caller.actor.to_string()),
+            hook: None,
         };
         if let Some(key) = &new.key
             && let Some(row) = self.inner.store.exec_by_key(id, key.clone()).await?
@@ -112,6 +115,7 @@ impl Engine {
             pid: None,
             stdout_bytes: Offset::ZERO,
             stderr_bytes: Offset::ZERO,
+            hook: None,
         };
         let row = exec_row(session.id, &record);
         let request = caller.request.clone().map(|id| RequestMark { id, made: start.id.to_string() });
@@ -141,7 +145,7 @@ impl Engine {
             };
         }
         match self.inner.store.exec(id, exec).await? {
-            Some(row) => exec_of(&row),
+            Some(row) => Ok(measured(&session, exec_of(&row)?)),
             None => Err(Error::not_found(format!("exec {exec} in session {id}"))),
         }
     }
@@ -164,6 +168,8 @@ impl Engine {
                     *item = now.clone();
                 }
             }
+        } else {
+            items = items.into_iter().map(|item| measured(&session, item)).collect();
         }
         Ok(Page { items, next_cursor: page.next_cursor })
     }
@@ -238,6 +244,16 @@ impl Engine {
         conn.ask_with_bytes(&request, &mut bytes, false).await.map_err(|error| session.call_error(error))?;
         Ok(())
     }
+}
+
+/// How far the output of an exec has come whose sandbox can't be asked: its record tells that only at its end.
+fn measured(session: &Session, mut exec: ExecRecord) -> ExecRecord {
+    if exec.state == ExecState::Running {
+        let tail = |name| journal_tail(session, name);
+        exec.stdout_bytes = tail(JournalName::Stdout(exec.id)).unwrap_or(exec.stdout_bytes);
+        exec.stderr_bytes = tail(JournalName::Stderr(exec.id)).unwrap_or(exec.stderr_bytes);
+    }
+    exec
 }
 
 enum Noted {

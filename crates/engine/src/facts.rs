@@ -128,14 +128,23 @@ fn apply_one(change: &mut SessionChange, line: &FactLine) {
     let by = |actor: &Option<String>| actor.clone().map_or_else(Actor::system, Actor);
     match &line.fact {
         Fact::ExecStarted { exec, actor } => {
-            active(&mut change.session, at);
+            if exec.hook.is_none() {
+                active(&mut change.session, at);
+            }
             let data = json!({ "exec_id": exec.id, "argv": exec.argv, "pid": exec.pid });
             change.events.push(event(EventType::EXEC_STARTED, by(actor), data));
             put_exec(change, exec_row(session, exec));
         }
         Fact::ExecEnded { exec } => {
-            active(&mut change.session, at);
+            if exec.hook.is_none() {
+                active(&mut change.session, at);
+            }
             change.events.push(event(EventType::EXEC_ENDED, Actor::inside(), exec_end(exec)));
+            if let Some(hook) = &exec.hook {
+                let mut data = exec_end(exec);
+                data["hook"] = json!(hook);
+                change.events.push(event(EventType::HOOK_ENDED, Actor::inside(), data));
+            }
             put_exec(change, exec_row(session, exec));
         }
         Fact::TerminalOpened { terminal, actor } => {
@@ -172,9 +181,29 @@ fn apply_one(change: &mut SessionChange, line: &FactLine) {
             let (kind, data) = saveable(items);
             change.events.push(event(kind, Actor::inside(), data));
         }
+        Fact::Note { text } => {
+            active(&mut change.session, at);
+            change.events.push(event(EventType::NOTE, Actor::inside(), json!({ "text": text })));
+        }
+        Fact::KeepAwake { seconds } => {
+            active(&mut change.session, at);
+            change.events.push(event(EventType::KEEP_AWAKE, Actor::inside(), json!({ "seconds": seconds })));
+        }
+        Fact::AgentWaiting { for_, text } => {
+            let data = json!({ "for": for_, "text": text });
+            change.events.push(event(EventType::AGENT_WAITING, Actor::inside(), data));
+        }
         Fact::Oom { limit_bytes, used_bytes, killed } => {
             let data = json!({ "limit_bytes": limit_bytes, "used_bytes": used_bytes, "killed": killed });
             change.events.push(event(EventType::OOM, Actor::system(), data));
+        }
+        Fact::DiskOver { limit_bytes, used_bytes } => {
+            let data = json!({ "limit_bytes": limit_bytes, "used_bytes": used_bytes });
+            change.events.push(event(EventType::DISK_OVER_LIMIT, Actor::system(), data));
+        }
+        Fact::DiskWithin { limit_bytes, used_bytes } => {
+            let data = json!({ "limit_bytes": limit_bytes, "used_bytes": used_bytes });
+            change.events.push(event(EventType::DISK_WITHIN_LIMIT, Actor::system(), data));
         }
         Fact::FilesWritten { path, op, actor } => {
             active(&mut change.session, at);
@@ -300,6 +329,7 @@ mod tests {
             pid: Some(2),
             stdout_bytes: Offset::ZERO,
             stderr_bytes: Offset::ZERO,
+            hook: None,
         }
     }
 
@@ -326,6 +356,33 @@ mod tests {
         assert_eq!(rest.events.len(), 1);
         row.facts_offset = Offset(300);
         assert!(apply(&row, &found(), Offset(300)).events.is_empty());
+    }
+
+    #[test]
+    fn what_programs_inside_say_are_events_of_theirs() {
+        let said = [
+            Fact::Note { text: "done".into() },
+            Fact::KeepAwake { seconds: 60 },
+            Fact::AgentWaiting { for_: Some("person".into()), text: None },
+            Fact::AgentWaiting { for_: None, text: None },
+        ];
+        let expected = [
+            ("note", json!({ "text": "done" })),
+            ("keep_awake", json!({ "seconds": 60 })),
+            ("agent.waiting", json!({ "for": "person", "text": null })),
+            ("agent.waiting", json!({ "for": null, "text": null })),
+        ];
+        for (fact, (kind, data)) in said.into_iter().zip(expected) {
+            let waits = kind == "agent.waiting";
+            let row = SessionRow::new(SessionId::new(), Runtime::Gvisor, "debian", Timestamp(1));
+            // As it comes out of the journal.
+            let read: FactLine = serde_json::from_slice(&serde_json::to_vec(&line(fact)).unwrap()).unwrap();
+            let change = apply(&row, &[Found { at: Offset(0), line: read }], Offset(10));
+            assert_eq!(change.events.len(), 1, "{kind}");
+            let event = &change.events[0];
+            assert_eq!((event.kind.0.as_ref(), &event.actor, &event.data), (kind, &Actor::inside(), &data));
+            assert_eq!(change.session.last_activity_at == Timestamp(50), !waits, "{kind}: who waits does nothing");
+        }
     }
 
     #[test]

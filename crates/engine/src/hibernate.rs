@@ -4,14 +4,15 @@
 //! the commit on the image is the session's memory. The sandbox stays frozen until the image has been tried out.
 
 use crate::{
-    Error, ending, facts,
+    Error, ending, facts, idle,
     inner::blocking,
+    moments::{self, Moment},
     operation::{Context, Failure},
     session::Live,
     supervisor_client::CallError,
     wake,
 };
-use model::State;
+use model::{EndReason, State};
 use std::{sync::Arc, time::Duration};
 use wire::{
     Code,
@@ -26,6 +27,12 @@ pub(crate) async fn run(context: &Context) -> Result<(), Failure> {
     let live = context.live()?;
     let session = &context.session;
     let was_paused = session.view().row.state == State::Paused;
+    if !was_paused {
+        if context.cause() == EndReason::Idle {
+            idle::confirm(context, &live).await?;
+        }
+        moments::announce(&context.inner, session, &live, Moment::BeforeHibernate).await;
+    }
     let image = session.layout.image(live.generation());
     let captured = live.supervisor.call_within(&Request::Capture { image }, CAPTURE_LIMIT).await;
     if let Err(error) = captured {
@@ -43,11 +50,16 @@ pub(crate) async fn commit(context: &Context, live: Arc<Live>) -> Result<(), Fai
     let was_paused = session.view().row.state == State::Paused;
     let committed = async {
         facts::drain(&context.inner, session).await?;
-        let now = context.inner.now();
+        let (now, cause) = (context.inner.now(), context.cause());
         let change = move |change: &mut store::SessionChange| {
-            change.session.ended_at = Some(now);
-            change.session.image_generation = Some(generation);
-            change.session.reason = Some("asked".to_owned());
+            let row = &mut change.session;
+            row.ended_at = Some(now);
+            row.image_generation = Some(generation);
+            row.reason = Some(cause.to_string());
+            row.ended_reason.clone_from(&row.reason);
+            if cause != EndReason::Idle {
+                row.ended_detail = None;
+            }
         };
         context.finish(Box::new(change)).await
     };

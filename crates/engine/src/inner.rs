@@ -3,13 +3,15 @@
 use crate::{
     Config, Error, SessionView,
     driver::{self, Admitted, ChangeFn, Message},
+    limits::Limits,
     pool::Pool,
     programs::Programs,
     session::{Live, Session},
+    timers::Timers,
     tokens::TokenCache,
 };
 use lifecycle::Command;
-use model::{Actor, SessionId, State, Timestamp};
+use model::{Actor, EndReason, SessionId, State, Timestamp};
 use std::{
     collections::HashMap,
     path::PathBuf,
@@ -32,6 +34,8 @@ pub(crate) struct Inner {
     pub store: Arc<dyn Store>,
     pub programs: Programs,
     pub pool: Pool,
+    pub limits: Limits,
+    pub timers: Timers,
     pub tokens: TokenCache,
     pub events: broadcast::Sender<Arc<EventRow>>,
     /// Every task that was spawned.
@@ -47,6 +51,8 @@ impl Inner {
     pub(crate) fn new(config: Config, store: Arc<dyn Store>, programs: Programs, tokens: TokenCache) -> Arc<Inner> {
         Arc::new(Inner {
             pool: Pool::default(),
+            limits: Limits::default(),
+            timers: Timers::default(),
             config,
             store,
             programs,
@@ -101,7 +107,7 @@ impl Inner {
         if sessions.len() == sessions.capacity() {
             sessions.retain(|_, session| session.strong_count() > 0);
         }
-        let view = SessionView { row: Arc::new(row), operation: None };
+        let view = SessionView::new(Arc::new(row), None);
         let session = Session::new(view, self.layout(id));
         sessions.insert(id, Arc::downgrade(&session));
         session
@@ -128,18 +134,29 @@ impl Inner {
         }
     }
 
-    /// Puts a command to the session's driver.
+    /// Puts a command to the session's driver, on somebody's behalf.
     pub(crate) async fn command(
         self: &Arc<Self>,
         session: &Arc<Session>,
         command: Command,
         actor: &Actor,
     ) -> Result<Admitted, Error> {
+        self.command_for(session, command, actor, EndReason::Asked).await
+    }
+
+    /// Puts a command to the session's driver. `cause` stands as the session's reason afterwards.
+    pub(crate) async fn command_for(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        command: Command,
+        actor: &Actor,
+        cause: EndReason,
+    ) -> Result<Admitted, Error> {
         if self.draining.is_cancelled() {
             return Err(Error::ShuttingDown);
         }
         let (reply, answer) = oneshot::channel();
-        driver::tell(self, session, Message::Command { command, actor: actor.clone(), reply }).await?;
+        driver::tell(self, session, Message::Command { command, actor: actor.clone(), cause, reply }).await?;
         answer.await.unwrap_or(Err(Error::ShuttingDown))
     }
 

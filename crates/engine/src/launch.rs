@@ -23,7 +23,7 @@ use tokio::{
     sync::{Semaphore, oneshot},
 };
 use wire::{
-    control::{Request, SuperviseSpec},
+    control::{Request, Start, SuperviseSpec},
     guest::Identity,
     layout::SessionLayout,
 };
@@ -32,6 +32,8 @@ use wire::{
 const LISTEN_LIMIT: Duration = Duration::from_secs(30);
 /// How long a sandbox may take until its guest answers: a restore of many GiB on a busy machine.
 const READY_LIMIT: Duration = Duration::from_secs(180);
+/// The same where a sandbox is captured first: tens of GiB on a slow disk.
+pub(crate) const TAKE_OVER_LIMIT: Duration = Duration::from_secs(15 * 60);
 /// How much of a failed supervisor's log is told.
 const LOG_TAIL: u64 = 2048;
 
@@ -60,16 +62,26 @@ pub(crate) async fn launch(inner: &Arc<Inner>, launching: &Arc<Semaphore>, spec:
 
 async fn start(inner: &Arc<Inner>, layout: &SessionLayout, spec: &SuperviseSpec) -> Result<Arc<Live>, Error> {
     let runsc_state = inner.programs.runsc_state();
-    ending::clear_the_way(layout, runsc_state).await?;
+    let takes_over = match &spec.start {
+        Start::Recapture { from, .. } => Some(from),
+        Start::Boot | Start::Restore { .. } => None,
+    };
+    match takes_over {
+        Some(from) => ending::clear_beside(layout, runsc_state, from).await?,
+        None => ending::clear_the_way(layout, runsc_state).await?,
+    }
     let io = |e: io::Error| io_error(&e, "prepare the sandbox");
     ensure_private_dir(&layout.run()).map_err(io)?;
     let text = serde_json::to_vec(spec).map_err(Error::internal)?;
     write_private(&layout.spec(), &text).map_err(io)?;
+    faults::point("launch.prepared");
     let ready = spawn(inner, layout).map_err(|e| io_error(&e, "start the supervisor"))?;
     let live = Live::new(layout.clone(), spec.generation);
     let answered = async {
         listening(ready).await?;
-        live.supervisor.call_within(&Request::AwaitReady, READY_LIMIT).await.map_err(|error| match error {
+        faults::point("launch.listening");
+        let limit = if takes_over.is_some() { TAKE_OVER_LIMIT } else { READY_LIMIT };
+        live.supervisor.call_within(&Request::AwaitReady, limit).await.map_err(|error| match error {
             CallError::Refused(error) => error.message,
             other => other.to_string(),
         })
@@ -78,7 +90,11 @@ async fn start(inner: &Arc<Inner>, layout: &SessionLayout, spec: &SuperviseSpec)
         Ok(_) => Ok(live),
         Err(detail) => {
             let log = log_tail(&layout.supervisor_log());
-            ending::end_sandbox(layout, runsc_state, EndReason::StartFailed, Duration::ZERO).await?;
+            match takes_over {
+                // Whether there is something left to take over is looked at anew.
+                Some(_) => ending::end_failed(layout).await?,
+                None => ending::end_sandbox(layout, runsc_state, EndReason::StartFailed, Duration::ZERO).await?,
+            }
             tracing::warn!(dir = %layout.dir().display(), detail, log, "a sandbox did not start");
             Err(Error::Internal { detail: format!("the sandbox did not start: {detail}") })
         }
@@ -108,14 +124,19 @@ fn spawn(inner: &Arc<Inner>, layout: &SessionLayout) -> io::Result<OwnedFd> {
     // Nothing of the server's environment goes along: it may hold a token.
     command.env_clear().env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
     command.env("DORMOUSE_ROLE", "supervise").current_dir("/");
-    if let Some(level) = std::env::var_os("DORMOUSE_LOG") {
-        command.env("DORMOUSE_LOG", level);
+    for name in ["DORMOUSE_LOG", faults::VARIABLE] {
+        if let Some(value) = std::env::var_os(name) {
+            command.env(name, value);
+        }
     }
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-    // SAFETY: between fork and exec only setsid(2) and fcntl(2) are called, which are async-signal-safe.
+    // SAFETY: between fork and exec only setsid(2), close_range(2) and fcntl(2) are called, which are async-signal-safe.
     unsafe {
         command.pre_exec(move || {
             rustix::process::setsid()?;
+            // What the server was started with, a lock for instance, must not be held by what outlives it. A kernel
+            // without the call (before 5.11) leaves it open.
+            let _ = libc::close_range(3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC.cast_signed());
             let says_ready = std::os::fd::BorrowedFd::borrow_raw(inherited);
             rustix::io::fcntl_setfd(says_ready, rustix::io::FdFlags::empty())?;
             Ok(())
@@ -144,14 +165,17 @@ fn log_tail(path: &Path) -> String {
 
 /// Makes a directory that only the server's user can enter.
 pub(crate) fn ensure_private_dir(dir: &Path) -> io::Result<()> {
+    faults::file("dir.make")?;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
 /// Writes a file that only the server's user can read; a crash leaves the old one or the new one.
 pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    faults::file("private.write")?;
     let new = path.with_extension("new");
     let mut file = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&new)?;
     file.write_all(bytes)?;
+    faults::file("private.rename")?;
     fs::rename(new, path)
 }
 

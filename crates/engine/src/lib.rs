@@ -1,10 +1,11 @@
 //! Carries sessions through their lives: one driver for each session, its operations, and what callers see of it.
 //!
 //! The store says what is, `lifecycle` says what may happen, supervisors make it happen; the engine is what stands
-//! between them. It knows no HTTP.
+//! between them. It serves no HTTP; as a client it fetches sources and sends webhooks.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod connect;
 mod create;
 mod delete;
 mod driver;
@@ -16,15 +17,21 @@ mod execs;
 mod facts;
 mod files;
 mod hibernate;
+mod idle;
 mod inner;
 mod launch;
+mod limits;
 mod logs;
+mod moments;
 mod operation;
 mod output;
+mod policy;
 mod pool;
 mod programs;
+mod recapture;
 mod recover;
 mod request;
+mod reserve;
 mod services;
 mod session;
 mod source;
@@ -32,10 +39,13 @@ mod stop;
 mod supervisor_client;
 mod templates;
 mod terminals;
+mod timers;
 mod tokens;
 mod wake;
 mod watch;
+mod webhooks;
 
+pub use connect::{Connected, Found, WayBack};
 pub use engine::Engine;
 pub use error::{Error, OpenError};
 pub use events::EventFollower;
@@ -47,3 +57,4 @@ pub use request::{
 };
 pub use terminals::Attachment;
 pub use tokens::ADMIN_FILE;
+pub use webhooks::Webhook;

@@ -7,8 +7,9 @@
 use crate::{
     Error, create, delete,
     driver::{FinishFn, Message, tell},
-    facts, hibernate,
+    facts, hibernate, idle,
     inner::Inner,
+    recapture,
     session::{Live, Session},
     stop, wake,
 };
@@ -59,6 +60,8 @@ pub(crate) enum Job {
     Pause,
     Unpause,
     Delete,
+    /// After a supervisor's death.
+    Recapture,
     /// After a server's death: the sandbox that was being made is there.
     FinishBoot(Arc<Live>),
     /// After a server's death: the memory is on storage.
@@ -78,6 +81,7 @@ impl Job {
             OperationKind::Pause => Job::Pause,
             OperationKind::Unpause => Job::Unpause,
             OperationKind::Delete => Job::Delete,
+            OperationKind::Recapture => Job::Recapture,
             OperationKind::Create | OperationKind::Snapshot | OperationKind::Rollback => {
                 Job::Undo(Failure::plain(Error::NotBuilt { field: kind.to_string() }))
             }
@@ -93,21 +97,37 @@ pub(crate) async fn run(context: Context, job: Job) -> Result<(), Failure> {
         Job::Wake => wake::run(&context).await,
         Job::Stop => stop::run(&context).await,
         Job::Start => wake::start(&context).await,
-        Job::Pause => freeze(&context, &Request::Pause, "asked").await,
-        Job::Unpause => freeze(&context, &Request::Unpause, "").await,
+        Job::Pause => pause(&context).await,
+        Job::Unpause => unpause(&context).await,
         Job::Delete => delete::run(&context).await,
+        Job::Recapture => recapture::run(&context).await,
         Job::FinishBoot(live) => wake::finish_boot(&context, live).await,
         Job::FinishHibernate(live) => hibernate::commit(&context, live).await,
         Job::Undo(failure) => Err(failure),
     }
 }
 
-/// Pauses or unpauses in place.
-async fn freeze(context: &Context, request: &Request, reason: &str) -> Result<(), Failure> {
+/// Freezes in place.
+async fn pause(context: &Context) -> Result<(), Failure> {
     let live = context.live()?;
-    live.supervisor.call_soon(request).await.map_err(|error| context.session.call_error(error))?;
-    let reason = (!reason.is_empty()).then(|| reason.to_owned());
-    context.finish(Box::new(move |change| change.session.reason.clone_from(&reason))).await?;
+    live.supervisor.call_soon(&Request::Pause).await.map_err(|error| context.session.call_error(error))?;
+    let (cause, now) = (context.cause(), context.inner.now());
+    let change = move |change: &mut SessionChange| {
+        change.session.reason = Some(cause.to_string());
+        if cause != EndReason::Asked {
+            // It should have been hibernated.
+            idle::put_off(&mut change.session, now);
+        }
+    };
+    context.finish(Box::new(change)).await?;
+    Ok(())
+}
+
+async fn unpause(context: &Context) -> Result<(), Failure> {
+    let live = context.live()?;
+    live.supervisor.call_soon(&Request::Unpause).await.map_err(|error| context.session.call_error(error))?;
+    context.session.set_idle_look_after(&context.session.view().row, context.inner.now());
+    context.finish(Box::new(|change| change.session.reason = None)).await?;
     Ok(())
 }
 
@@ -126,6 +146,12 @@ impl Context {
         let message = Message::Finish { operation: self.operation.id, change: more, reply };
         tell(&self.inner, &self.session, message).await?;
         answer.await.unwrap_or(Err(Error::ShuttingDown))
+    }
+
+    /// Why it was asked for.
+    pub(crate) fn cause(&self) -> EndReason {
+        let cause = self.operation.intent.get("cause").and_then(|cause| cause.as_str());
+        cause.and_then(|cause| cause.parse().ok()).unwrap_or(EndReason::Asked)
     }
 
     /// An event of this operation.
@@ -175,7 +201,8 @@ pub(crate) async fn lose_works(inner: &Inner, session: &Session, reason: &str, c
     Ok(())
 }
 
-fn journal_tail(session: &Session, name: wire::layout::JournalName) -> Option<model::Offset> {
+/// How far a journal reaches; `None` where there is none.
+pub(crate) fn journal_tail(session: &Session, name: wire::layout::JournalName) -> Option<model::Offset> {
     journal::Reader::open(session.layout.journal(&name)).range().ok().map(|range| range.tail)
 }
 

@@ -148,6 +148,7 @@ async fn boot(inner: &Arc<Inner>) -> Result<(), crate::Error> {
         session: None,
         generation: Generation::FIRST,
         start: Start::Boot,
+        gap_ms: None,
         lower: base.lower,
         runtime: base.runtime,
         resources: Resources::default(),
@@ -171,9 +172,8 @@ async fn boot(inner: &Arc<Inner>) -> Result<(), crate::Error> {
 pub(crate) async fn discard(inner: &Arc<Inner>, id: SessionId) {
     let layout = inner.layout(id);
     let ended = ending::end_sandbox(&layout, inner.programs.runsc_state(), EndReason::Asked, Duration::ZERO).await;
-    let dir = layout.dir().to_owned();
     let removed = match ended {
-        Ok(()) => blocking(move || ending::remove_tree(&dir).map_err(crate::Error::internal)).await.flatten(),
+        Ok(()) => blocking(move || ending::remove_session(&layout).map_err(crate::Error::internal)).await.flatten(),
         Err(error) => Err(error),
     };
     if let Err(error) = removed {

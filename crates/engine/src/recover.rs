@@ -6,9 +6,9 @@ use crate::{
     ending, facts,
     inner::{Inner, blocking},
     operation::{Failure, Job},
-    pool,
+    policy, pool, recapture,
     session::{Live, SandboxEnd, Session},
-    wake, watch,
+    timers, wake, watch,
 };
 use futures_util::StreamExt;
 use lifecycle::{Plan, Seen, Sleeper};
@@ -47,6 +47,7 @@ pub(crate) async fn recover(inner: &Arc<Inner>) -> Result<(), Error> {
         for row in scan.sessions {
             known.insert(row.id);
             hashes.extend([&row.template_hash, &row.guest_hash, &row.runsc_hash].into_iter().flatten().cloned());
+            inner.timers.set(row.id, timers::clocks(&row).next(row.state, None));
             let operation = operations.remove(&row.id);
             if operation.is_some() || !is_at_rest(inner, &row) {
                 unclear.push((row, operation));
@@ -79,13 +80,16 @@ pub(crate) async fn recover(inner: &Arc<Inner>) -> Result<(), Error> {
 
 /// True where nothing is alive that could need anything: almost every sleeping session.
 fn is_at_rest(inner: &Inner, row: &SessionRow) -> bool {
-    matches!(row.state, State::Hibernated | State::Stopped | State::Failed) && !ending::is_held(&inner.layout(row.id))
+    let layout = inner.layout(row.id);
+    matches!(row.state, State::Hibernated | State::Stopped | State::Failed)
+        && !ending::is_held(&layout)
+        && ending::orphan(&layout, inner.programs.runsc_state()).is_none()
 }
 
 async fn one(inner: &Arc<Inner>, row: SessionRow, operation: Option<OperationRow>) -> Result<(), Error> {
     let (state, kind) = (row.state, operation.as_ref().map(|operation| operation.kind));
     let session = inner.adopt(row);
-    let (live, seen) = look(&session).await;
+    let (live, seen) = look(inner, &session).await;
     let plan = lifecycle::recover(state, kind, seen);
     tracing::info!(session = %session.id, %state, ?kind, ?seen, ?plan, "recovering");
     let runsc_state = inner.programs.runsc_state();
@@ -98,6 +102,8 @@ async fn one(inner: &Arc<Inner>, row: SessionRow, operation: Option<OperationRow
                 live.supervisor.call_soon(&Request::AbortHibernate).await.map_err(|error| session.call_error(error))?;
             }
             watch::attach(inner, &session, live);
+            // How long nothing has happened, its supervisor knows.
+            policy::look_soon(inner, &session);
             close(inner, &session, operation, Some(state)).await
         }
         (Plan::FinishBoot, Some(live)) => {
@@ -129,12 +135,12 @@ async fn one(inner: &Arc<Inner>, row: SessionRow, operation: Option<OperationRow
             run(inner, &session, operation, job).await
         }
         (Plan::FailCreate, _) => fail_create(inner, &session, operation).await,
-        (Plan::UndoWake, live) => {
+        (Plan::UndoWake, _) => {
             end(EndReason::StartFailed).await?;
             let error = Error::internal("the server ended while it woke the session");
             let failure = match session.view().row.image_generation {
                 Some(image_of) => {
-                    if live.is_some() {
+                    if seen != Seen::Nothing {
                         // What was alive may have been running on.
                         wake::suspect(&session.layout, image_of).await?;
                     }
@@ -155,6 +161,19 @@ async fn one(inner: &Arc<Inner>, row: SessionRow, operation: Option<OperationRow
             end(EndReason::Asked).await?;
             close(inner, &session, operation, None).await
         }
+        (Plan::Recapture, _) => {
+            let operation = match operation {
+                Some(operation) if operation.kind == OperationKind::Recapture => operation,
+                other => {
+                    close(inner, &session, other, None).await?;
+                    if seen == Seen::Orphan {
+                        recapture::note_loss(inner, &session, ending::mark(&session.layout).map(|mark| mark.pid)).await;
+                    }
+                    recapture::store_intent(inner, &session).await?
+                }
+            };
+            run(inner, &session, operation, Job::Recapture).await
+        }
         (Plan::Lost, _) => lost(inner, &session, operation).await,
         // Told alive and gone again since.
         (Plan::Resume { .. } | Plan::FinishBoot | Plan::FinishHibernate | Plan::ResumeGrace, None) => {
@@ -164,9 +183,13 @@ async fn one(inner: &Arc<Inner>, row: SessionRow, operation: Option<OperationRow
 }
 
 /// What is alive of a session.
-async fn look(session: &Arc<Session>) -> (Option<Arc<Live>>, Seen) {
+async fn look(inner: &Inner, session: &Arc<Session>) -> (Option<Arc<Live>>, Seen) {
+    let without_supervisor = || match ending::orphan(&session.layout, inner.programs.runsc_state()) {
+        Some(_) => Seen::Orphan,
+        None => Seen::Nothing,
+    };
     if !ending::is_held(&session.layout) {
-        return (None, Seen::Nothing);
+        return (None, without_supervisor());
     }
     let stored = session.view().row.generation;
     let live = Live::new(session.layout.clone(), stored);
@@ -183,7 +206,7 @@ async fn look(session: &Arc<Session>) -> (Option<Arc<Live>>, Seen) {
             };
             (Some(live), Seen::Alive { sleeper, of_stored_generation: status.generation == stored })
         }
-        Ok(None) => (None, Seen::Nothing),
+        Ok(None) => (None, without_supervisor()),
         Err(error) => {
             // Alive, and slow to answer: that is not "dead", and nothing is killed for it.
             tracing::warn!(session = %session.id, %error, "a supervisor gives no answer yet");
@@ -248,7 +271,7 @@ async fn close(
             change.events.push(event(EventType::STATE_CHANGED, operation.as_ref().map(|operation| operation.id), data));
         }
         if let Some(mut operation) = operation.clone() {
-            let done = lifecycle::goal(operation.kind) == after;
+            let done = lifecycle::goal(operation.kind, row.state) == after;
             operation.state = if done { OperationState::Done } else { OperationState::Undone };
             operation.ended_at = Some(now);
             let data = json!({ "kind": operation.kind, "detail": "the server ended meanwhile" });

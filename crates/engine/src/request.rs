@@ -1,9 +1,11 @@
 //! What callers ask of the engine and what they are answered.
 
+use crate::Webhook;
 use bytes::Bytes;
 use futures_util::Stream;
 use model::{
-    Actor, ByteSize, ExecId, IdlePolicy, Key, Offset, OnTimeout, Resources, Runtime, ServiceSpec, SessionId, Timestamp, TokenId,
+    Actor, ByteSize, ExecId, Hooks, IdlePolicy, Key, Offset, OnTimeout, Resources, Runtime, ServiceSpec, SessionId, Timestamp,
+    TokenId, TokenLimits,
 };
 use std::{collections::BTreeMap, path::PathBuf, pin::Pin, sync::Arc};
 use store::{OperationRow, RequestId, SessionRow};
@@ -35,6 +37,8 @@ pub struct Config {
     pub confirm: bool,
     /// How much of the latest output of each exec, terminal and service is kept; 1 GiB where missing.
     pub keep_output: Option<ByteSize>,
+    /// Other servers that are told of events.
+    pub webhooks: Vec<Webhook>,
 }
 
 /// How far a token reaches. `Write` includes `Read`, `Admin` includes all.
@@ -141,6 +145,7 @@ pub struct NewSession {
     pub ttl_seconds: Option<u64>,
     pub ephemeral: bool,
     pub services: Vec<ServiceSpec>,
+    pub hooks: Hooks,
 }
 
 /// A session and what is under way in it.
@@ -148,9 +153,20 @@ pub struct NewSession {
 pub struct SessionView {
     pub row: Arc<SessionRow>,
     pub operation: Option<Arc<OperationRow>>,
+    /// When idleness puts it to sleep if nothing happens until then, as last measured.
+    pub hibernate_after: Option<Timestamp>,
 }
 
 impl SessionView {
+    pub(crate) fn new(row: Arc<SessionRow>, operation: Option<Arc<OperationRow>>) -> SessionView {
+        SessionView { row, operation, hibernate_after: None }
+    }
+
+    /// State and reason in one plain sentence.
+    pub fn sentence(&self) -> String {
+        crate::policy::sentence(&self.row)
+    }
+
     /// The session's id.
     pub fn id(&self) -> SessionId {
         self.row.id
@@ -298,16 +314,18 @@ impl std::fmt::Display for LogSource {
 }
 
 /// A token to be made.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct NewToken {
     pub name: String,
     pub scopes: Vec<Scope>,
     pub sessions: Option<Vec<SessionId>>,
     pub ttl_seconds: Option<u64>,
+    /// What the sessions that it makes may take together.
+    pub limits: TokenLimits,
 }
 
 /// A token that was made, and its secret, which is told this once.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct MadeToken {
     pub row: store::TokenRow,
     pub secret: String,

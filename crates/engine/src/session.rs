@@ -8,8 +8,12 @@ use crate::{
     driver::Message,
     supervisor_client::{CallError, Supervisor},
 };
-use model::{EndReason, Generation, SessionId};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use model::{EndReason, Generation, IdleAction, SessionId, State, Timestamp};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    time::Duration,
+};
+use store::SessionRow;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use wire::layout::SessionLayout;
@@ -25,10 +29,18 @@ pub(crate) struct Session {
     live: Mutex<Option<Arc<Live>>>,
     /// How the latest sandbox ended, as its supervisor wrote it down.
     end: Mutex<Option<SandboxEnd>>,
+    idle: Mutex<IdleWatch>,
     /// Held while a supervisor is being started: what was begun is seen through, even where nobody waits any more.
     pub launching: Arc<Semaphore>,
     /// Held while facts are read, so that they are read once.
     pub reading_facts: Semaphore,
+}
+
+/// What is known of a running session's idleness. It is asked of its supervisor anew after a restart.
+#[derive(Default)]
+struct IdleWatch {
+    look_at: Option<Timestamp>,
+    hibernate_after: Option<Timestamp>,
 }
 
 /// How a sandbox ended.
@@ -72,6 +84,7 @@ impl Session {
             mailbox: Mutex::new(None),
             live: Mutex::new(None),
             end: Mutex::new(None),
+            idle: Mutex::default(),
             launching: Arc::new(Semaphore::new(1)),
             reading_facts: Semaphore::new(1),
         })
@@ -79,7 +92,35 @@ impl Session {
 
     /// The session as it was last committed.
     pub(crate) fn view(&self) -> SessionView {
-        self.shown.read().unwrap_or_else(PoisonError::into_inner).clone()
+        let mut view = self.shown.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if view.row.state == State::Running {
+            view.hibernate_after = self.idle_watch().hibernate_after;
+        }
+        view
+    }
+
+    fn idle_watch(&self) -> MutexGuard<'_, IdleWatch> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When to look whether the session is idle.
+    pub(crate) fn idle_look_at(&self) -> Option<Timestamp> {
+        self.idle_watch().look_at
+    }
+
+    pub(crate) fn set_idle_look(&self, at: Option<Timestamp>) {
+        self.idle_watch().look_at = at;
+    }
+
+    /// Its sandbox has just begun to run: it can't have been idle for the policy's time before that time has passed.
+    pub(crate) fn set_idle_look_after(&self, row: &SessionRow, now: Timestamp) {
+        let policy = row.idle.filter(|idle| idle.action != IdleAction::None);
+        let at = policy.map(|idle| now.plus(Duration::from_secs(idle.after_seconds)));
+        *self.idle_watch() = IdleWatch { look_at: at, hibernate_after: at };
+    }
+
+    pub(crate) fn set_hibernate_after(&self, at: Option<Timestamp>) {
+        self.idle_watch().hibernate_after = at;
     }
 
     pub(crate) fn show(&self, view: SessionView) {

@@ -72,7 +72,9 @@ impl Supervisor {
             Some(conn) if conn.is_open() => conn,
             _ => self.connect().await?,
         };
+        faults::point("ask.before");
         let answer = conn.ask(request).await;
+        faults::point("ask.after");
         if matches!(answer, Ok(_) | Err(CallError::Refused(_))) {
             let mut idle = self.idle.lock().expect("nothing panics while it holds the idle connections");
             if idle.len() < IDLE {

@@ -3,6 +3,7 @@
 use crate::{
     Caller, Engine, Error, NewTerminal,
     facts::{self, terminal_of},
+    operation::journal_tail,
     session::Session,
     supervisor_client::{CallError, ConnReader, ConnWriter},
 };
@@ -15,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use wire::{
     Code,
     control::{Answer, Attach, Request, ScreenAnswer, TerminalStart},
+    layout::JournalName,
     records::TerminalRecord,
     terminal::MAX_SIDE,
 };
@@ -84,6 +86,8 @@ impl Engine {
                     *item = now.clone();
                 }
             }
+        } else {
+            items = items.into_iter().map(|item| measured(&session, item)).collect();
         }
         Ok(items)
     }
@@ -101,7 +105,7 @@ impl Engine {
             };
         }
         match self.inner.store.terminal(id, terminal).await? {
-            Some(row) => terminal_of(&row),
+            Some(row) => Ok(measured(&session, terminal_of(&row)?)),
             None => Err(unknown(id, terminal)),
         }
     }
@@ -227,6 +231,15 @@ async fn from_viewer(mut typed: mpsc::Receiver<Bytes>, mut writer: ConnWriter) {
             return;
         }
     }
+}
+
+/// How far a terminal's output has come whose sandbox can't be asked: its record tells that only at its end.
+fn measured(session: &Session, mut terminal: TerminalRecord) -> TerminalRecord {
+    if terminal.state == TerminalState::Running {
+        let journal = JournalName::Terminal(terminal.id);
+        terminal.output_bytes = journal_tail(session, journal).unwrap_or(terminal.output_bytes);
+    }
+    terminal
 }
 
 fn unknown(id: SessionId, terminal: TerminalId) -> Error {

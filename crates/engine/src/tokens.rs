@@ -7,8 +7,9 @@ use crate::{
     Caller, Engine, Error, MadeToken, NewToken, OpenError, Scope,
     inner::{Inner, now},
     launch::write_private,
+    limits,
 };
-use model::{Actor, Timestamp, TokenId};
+use model::{Actor, Timestamp, TokenId, TokenLimits};
 use rand::Rng;
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -35,6 +36,15 @@ pub(crate) struct TokenCache {
     used: Mutex<HashMap<TokenId, Timestamp>>,
 }
 
+impl TokenCache {
+    /// A token's name and its limits, where it has any. Those of a revoked token hold on: its sessions are still there.
+    pub(crate) fn limits_of(&self, id: TokenId) -> Option<(TokenId, String, TokenLimits)> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let row = known.values().find(|row| row.id == id)?;
+        (row.limits != TokenLimits::default()).then(|| (id, row.name.clone(), row.limits))
+    }
+}
+
 /// Reads the tokens; makes the administrator's where there is none.
 pub(crate) async fn open(data_dir: &Path, store: &Arc<dyn Store>) -> Result<TokenCache, OpenError> {
     let mut known: HashMap<String, TokenRow> =
@@ -58,6 +68,7 @@ pub(crate) async fn open(data_dir: &Path, store: &Arc<dyn Store>) -> Result<Toke
             hash,
             scopes: vec![Scope::Admin.as_str().to_owned(), Scope::Host.as_str().to_owned()],
             sessions: None,
+            limits: TokenLimits::default(),
             created_at: now(),
             expires_at: None,
             revoked_at: None,
@@ -102,6 +113,7 @@ impl Engine {
         if new.ttl_seconds == Some(0) {
             return Err(Error::invalid("ttl_seconds", "it must be at least 1"));
         }
+        limits::sound(&new.limits)?;
         let secret = new_secret();
         let created_at = now();
         let row = TokenRow {
@@ -110,6 +122,7 @@ impl Engine {
             hash: hash(&secret),
             scopes: new.scopes.iter().map(|scope| scope.as_str().to_owned()).collect(),
             sessions: new.sessions,
+            limits: new.limits,
             created_at,
             expires_at: new.ttl_seconds.map(|seconds| created_at.plus(Duration::from_secs(seconds))),
             revoked_at: None,

@@ -8,6 +8,7 @@ use crate::{
     Error, ending,
     inner::blocking,
     launch,
+    moments::{self, Moment},
     operation::{Context, Failure},
     session::{Live, Session},
     supervisor_client::CallError,
@@ -17,7 +18,7 @@ use model::{EventType, Generation};
 use serde_json::json;
 use snapshot::{Hash, image::ImageDescriptor, template::Changed};
 use std::{path::Path, sync::Arc, time::Duration};
-use store::SessionRow;
+use store::{SessionRow, WakeRecord};
 use wire::{
     Code,
     control::{Phase, Request, Start, SuperviseSpec},
@@ -25,7 +26,7 @@ use wire::{
 };
 
 /// Written into an image, synced, right before programs run on from it.
-const STARTED: &str = "started";
+pub(crate) const STARTED: &str = "started";
 /// Beside an image: the fingerprint of the disk that belongs to it.
 const DISK: &str = "disk-fingerprint";
 /// Changed files of a template that an event names.
@@ -39,7 +40,8 @@ pub(crate) async fn run(context: &Context) -> Result<(), Failure> {
     let row = session.view().row;
     if let Some(live) = session.live().filter(|live| live.generation() == row.generation) {
         let next = row.generation.next();
-        let thawed = live.supervisor.call_within(&Request::Thaw { generation: next }, THAW_LIMIT).await;
+        let request = Request::Thaw { generation: next, gap_ms: Some(gap_ms(context, &row)) };
+        let thawed = live.supervisor.call_within(&request, THAW_LIMIT).await;
         if thawed.is_ok() || has_thawed(&live, next).await {
             live.set_generation(next);
             // A restored guest is told at its start; this one has those of before its sleep.
@@ -68,6 +70,12 @@ pub(crate) async fn run(context: &Context) -> Result<(), Failure> {
         }
     }
     restore(context, &row).await
+}
+
+/// How long the session has slept.
+fn gap_ms(context: &Context, row: &SessionRow) -> u64 {
+    let slept = context.inner.now().since(row.ended_at.unwrap_or(row.updated_at));
+    u64::try_from(slept.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// True where a thaw whose answer was lost has happened.
@@ -102,6 +110,7 @@ async fn restore(context: &Context, row: &SessionRow) -> Result<(), Failure> {
         session: Some(session.id),
         generation: row.generation.next(),
         start: Start::Restore { image: image.clone() },
+        gap_ms: Some(gap_ms(context, row)),
         lower: base.lower,
         runtime: base.runtime,
         resources: row.resources,
@@ -121,12 +130,17 @@ async fn restore(context: &Context, row: &SessionRow) -> Result<(), Failure> {
 /// The session runs: commits that, and drops the image, whose memory is spent by it. `changed` are files of its template
 /// that are not what they were; `None` where the frozen original was thawed.
 async fn woken(context: &Context, live: &Arc<Live>, row: &SessionRow, changed: Option<Vec<Changed>>) -> Result<(), Failure> {
-    let generation = live.generation();
-    let slept = context.inner.now().since(row.ended_at.unwrap_or(row.updated_at));
-    let thawed = changed.is_none();
+    let (generation, thawed) = (live.generation(), changed.is_none());
+    let gap = Duration::from_millis(gap_ms(context, row));
+    // There is no way to the outside yet, so no connection to it can be cut.
+    let wake = WakeRecord { at: context.inner.now(), gap_ms: gap_ms(context, row), generation, connections_reset: 0 };
     let data = json!({
-        "generation": generation, "memory": "restored", "gap_seconds": slept.as_secs_f64(), "thawed": thawed,
+        "generation": generation, "memory": "restored", "gap_seconds": gap.as_secs_f64(), "thawed": thawed,
+        "connections_reset": wake.connections_reset,
     });
+    // A thawed sandbox has the supervisor that it had.
+    context.session.set_idle_look_after(row, context.inner.now());
+    moments::announce(&context.inner, &context.session, live, Moment::Woken { gap, generation }).await;
     let mut events = vec![context.event(EventType::WAKE_DONE, data)];
     if let Some(changed) = changed.filter(|changed| !changed.is_empty()) {
         let shown: Vec<_> = changed.iter().take(CHANGED_SHOWN).map(|changed| changed.path.to_string_lossy()).collect();
@@ -137,6 +151,7 @@ async fn woken(context: &Context, live: &Arc<Live>, row: &SessionRow, changed: O
         change.session.generation = generation;
         change.session.image_generation = None;
         change.session.reason = None;
+        change.session.last_wake = Some(wake.clone());
         change.events.extend(events.clone());
     };
     context.finish(Box::new(change)).await?;
@@ -208,6 +223,7 @@ pub(crate) async fn start(context: &Context) -> Result<(), Failure> {
         session: Some(session.id),
         generation: row.generation.next(),
         start: Start::Boot,
+        gap_ms: None,
         lower: base.lower,
         runtime: base.runtime,
         resources: row.resources,

@@ -4,13 +4,13 @@ use crate::{
     driver::{Message, tell},
     ending, facts,
     inner::Inner,
+    recapture,
     session::{Live, SandboxEnd, Session},
+    timers,
 };
 use lifecycle::Command;
-use model::{Actor, EndReason, EventType};
-use serde_json::json;
+use model::{Actor, EndReason};
 use std::{sync::Arc, time::Duration};
-use store::{NewEvent, SessionChange};
 use wire::{
     control::{Answer, Request},
     layout::JournalName,
@@ -24,6 +24,8 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// Makes `live` the session's supervisor, and stays with it until its end.
 pub(crate) fn attach(inner: &Arc<Inner>, session: &Arc<Session>, live: Arc<Live>) {
     session.set_live(Some(live.clone()));
+    session.set_idle_look_after(&session.view().row, inner.now());
+    timers::arm(inner, session);
     let (inner_, session) = (inner.clone(), session.clone());
     inner.tasks.spawn(async move { watch(inner_, session, live).await });
 }
@@ -49,18 +51,27 @@ async fn watch(inner: Arc<Inner>, session: Arc<Session>, live: Arc<Live>) {
     read(&inner, &session).await;
     let generation = live.generation();
     let end = session.end_of(generation);
+    let orphaned = end.is_none() && ending::orphan(&session.layout, inner.programs.runsc_state()).is_some();
     let hibernated = !session.view().row.state.has_sandbox();
     if end.is_none() && !hibernated {
-        lost(&inner, &session, mark.as_ref().map(|mark| mark.pid)).await;
+        let pid = mark.as_ref().map(|mark| mark.pid);
+        recapture::note_loss(&inner, &session, pid).await;
+        if !orphaned {
+            clear_away(&inner, &session, pid).await;
+        }
     }
     session.drop_live(&live);
     live.gone.cancel();
-    let end = end.unwrap_or_else(|| SandboxEnd {
-        generation,
-        reason: EndReason::SupervisorLost,
-        detail: "its supervisor ended without a word".to_owned(),
-    });
-    let _ = tell(&inner, &session, Message::SandboxEnded(end)).await;
+    let message = if orphaned {
+        Message::SupervisorLost(live)
+    } else {
+        Message::SandboxEnded(end.unwrap_or_else(|| SandboxEnd {
+            generation,
+            reason: EndReason::SupervisorLost,
+            detail: "its supervisor ended without a word, and its sandbox, too".to_owned(),
+        }))
+    };
+    let _ = tell(&inner, &session, message).await;
 }
 
 /// Reads facts as they come.
@@ -107,8 +118,8 @@ async fn read(inner: &Arc<Inner>, session: &Arc<Session>) {
     }
 }
 
-/// A supervisor is gone without a word: what it left is cleared away.
-async fn lost(inner: &Arc<Inner>, session: &Arc<Session>, pid: Option<u32>) {
+/// Supervisor and sandbox are gone without a word: what they left is cleared away.
+async fn clear_away(inner: &Arc<Inner>, session: &Arc<Session>, pid: Option<u32>) {
     let Ok(_permit) = session.launching.acquire().await else { return };
     // A newer one has the directory by now.
     if pid.is_none() || ending::mark(&session.layout).map(|mark| mark.pid) != pid {
@@ -116,19 +127,5 @@ async fn lost(inner: &Arc<Inner>, session: &Arc<Session>, pid: Option<u32>) {
     }
     if let Err(error) = ending::clear_the_way(&session.layout, inner.programs.runsc_state()).await {
         tracing::error!(session = %session.id, %error, "what a lost supervisor left can't be cleared away");
-    }
-    let now = inner.now();
-    let noted = inner.change(
-        session,
-        Box::new(move |row| {
-            let mut change = SessionChange::new(row.clone());
-            let data = json!({ "pid": pid });
-            let (kind, actor) = (EventType::SUPERVISOR_LOST, Actor::system());
-            change.events.push(NewEvent { at: now, kind, actor, operation_id: None, data });
-            Some(change)
-        }),
-    );
-    if let Err(error) = noted.await {
-        tracing::warn!(session = %session.id, %error, "the loss of a supervisor is not written down");
     }
 }

@@ -116,6 +116,14 @@ pub async fn write_forever(guest: Rc<Guest>) {
     }
     let mut out = BytesMut::with_capacity(512 * 1024);
     loop {
+        let epoch = guest.hub.borrow().epoch();
+        // A Hello that has come meanwhile is of the next connection, which this one's end says nothing about.
+        let broken = || {
+            let mut hub = guest.hub.borrow_mut();
+            if hub.epoch() == epoch {
+                hub.broken();
+            }
+        };
         guest.hub.borrow_mut().fill(&mut out);
         if out.is_empty() {
             bell.notified().await;
@@ -129,12 +137,12 @@ pub async fn write_forever(guest: Rc<Guest>) {
                     let rest = std::mem::take(&mut out);
                     match tokio::task::spawn_blocking(move || write_all(rest)).await {
                         Ok(Ok(empty)) => out = empty,
-                        _ => guest.hub.borrow_mut().broken(),
+                        _ => broken(),
                     }
                 }
                 Err(_) => {
                     out.clear();
-                    guest.hub.borrow_mut().broken();
+                    broken();
                 }
             }
         }

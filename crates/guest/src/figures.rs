@@ -35,6 +35,12 @@ pub fn stats() -> Stats {
     }
 }
 
+/// CPU time of all programs, the guest's own left out.
+pub fn programs_cpu_ms() -> u64 {
+    let own = ProcStat::read(std::process::id()).map_or(0, |stat| stat.cpu_ticks * MS_PER_TICK);
+    cpu_ms().saturating_sub(own)
+}
+
 fn cpu_ms() -> u64 {
     let nanoseconds = fs::read_to_string("/sys/fs/cgroup/cpuacct/cpuacct.usage").ok().and_then(|t| t.trim().parse::<u64>().ok());
     match nanoseconds {

@@ -1,22 +1,31 @@
 //! The guest: everything it holds, and what each message from the supervisor does.
 
 use crate::{
+    activity::Looks,
     channel::Incoming,
     clock::AwakeClock,
     figures,
     files::Transfers,
     hub::Hub,
     identity,
+    moments::Moments,
     program::words,
     services::Services,
     works::{Start, Works},
 };
 use model::{Offset, ServiceName};
-use std::{cell::RefCell, collections::BTreeMap, fs::File, io, rc::Rc, time::Duration};
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    fs::File,
+    io,
+    rc::Rc,
+    time::{Duration, Instant, SystemTime},
+};
 use tokio::sync::Notify;
 use wire::{
     Code, Frame, WireError,
-    guest::{Hello, HelloReply, Identity, PROTOCOL, Reply, Request, ToGuest, Work},
+    guest::{GuestActivity, Hello, HelloReply, Identity, PROTOCOL, Reply, Request, ToGuest, Work},
 };
 
 /// State of the guest; all of it belongs to the main thread.
@@ -27,6 +36,10 @@ pub struct Guest {
     pub transfers: Transfers,
     pub identity: RefCell<Option<Identity>>,
     pub clock: AwakeClock,
+    /// How busy programs are.
+    pub looks: RefCell<Looks>,
+    /// What programs are told of the session's life.
+    pub moments: Moments,
     /// Rings when a process has ended or a work has changed.
     pub changed: Notify,
     /// True in a sandbox; on a host the guest is one program among others.
@@ -50,6 +63,8 @@ impl Guest {
             transfers: Transfers::default(),
             identity: RefCell::new(None),
             clock: AwakeClock::new(),
+            looks: RefCell::new(Looks::new(Instant::now(), figures::programs_cpu_ms())),
+            moments: Moments::new(),
             changed: Notify::new(),
             is_init,
             null: File::options().read(true).write(true).open("/dev/null")?,
@@ -72,6 +87,7 @@ impl Guest {
                 ToGuest::Quiesce => {
                     // Transfers end first, so that no half-written file is left open in the image.
                     self.transfers.stop(self).await;
+                    self.moments.quiesced(SystemTime::now());
                     self.hub.borrow_mut().quiesce();
                 }
                 ToGuest::AckEvents { seq } => self.hub.borrow_mut().ack_events(seq),
@@ -93,6 +109,9 @@ impl Guest {
 
     async fn hello(self: &Rc<Self>, hello: Hello) {
         self.transfers.stop(self).await;
+        if self.moments.hello(&hello, SystemTime::now()) {
+            self.looks.borrow_mut().begin_anew(Instant::now(), figures::programs_cpu_ms());
+        }
         if let Some(identity) = hello.identity {
             self.become_someone(identity, &hello.service_offsets);
         }
@@ -105,7 +124,7 @@ impl Guest {
             works: self.works.borrow().running(),
             max_stream: 0,
         };
-        self.hub.borrow_mut().hello(reply);
+        self.hub.borrow_mut().hello(reply, hello.keep_input);
     }
 
     fn become_someone(self: &Rc<Self>, identity: Identity, service_offsets: &BTreeMap<ServiceName, Offset>) {
@@ -160,6 +179,11 @@ impl Guest {
             Request::Stats => Ok(Reply::Stats { stats: figures::stats() }),
             Request::Processes => Ok(Reply::Processes { items: figures::processes(&self.works.borrow()) }),
             Request::Unsaveable => Ok(Reply::Unsaveable { items: blocking(figures::unsaveable).await? }),
+            Request::Activity { window_ms } => Ok(Reply::Activity { activity: self.activity(Duration::from_millis(window_ms)) }),
+            Request::Moment { moment, seconds } => {
+                self.moments.about_to(&moment, seconds);
+                Ok(Reply::Done)
+            }
             Request::Sync => {
                 blocking(rustix::fs::sync).await?;
                 Ok(Reply::Done)
@@ -181,6 +205,11 @@ impl Guest {
                 Err(WireError::new(Code::Internal, "this request is answered elsewhere"))
             }
         }
+    }
+
+    fn activity(&self, window: Duration) -> GuestActivity {
+        let told = self.looks.borrow_mut().tell(Instant::now(), figures::programs_cpu_ms(), window);
+        GuestActivity { waiting: self.moments.waiting.borrow().clone(), ..told }
     }
 }
 

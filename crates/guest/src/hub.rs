@@ -54,6 +54,10 @@ struct Receiving {
     taken: Offset,
     /// Handed to the consumer, not yet used up.
     in_flight: usize,
+    /// Everything below counts as acknowledged, used up or not: its sender is gone.
+    kept: Offset,
+    /// So does the end.
+    keeps_end: bool,
     end: Option<Offset>,
     news: Rc<Notify>,
 }
@@ -116,24 +120,27 @@ impl Hub {
 
     // ---- connection ----
 
-    /// A new connection begins. `reply` is completed with the streams as they stand.
-    pub fn hello(&mut self, mut reply: HelloReply) {
+    /// A new connection begins. `reply` is completed with the streams as they stand. With `keep_input` what has come of
+    /// the streams to the guest is kept for good: their sender is gone and can't send it again.
+    pub fn hello(&mut self, mut reply: HelloReply, keep_input: bool) {
         self.epoch += 1;
         self.drop_transfers();
         self.control.clear();
         self.acks.clear();
         self.ready.clear();
         for stream in self.receiving.values_mut() {
-            // What is not used up was not acknowledged, so the sender still has it.
-            stream.queue.clear();
-            stream.received = stream.taken.plus(stream.in_flight);
-            stream.end = None;
+            if keep_input {
+                stream.kept = stream.received;
+                stream.keeps_end = stream.end.is_some();
+            }
+            // What is not used up was not acknowledged, so the sender still has it; but for what counts as acknowledged.
+            stream.drop_beyond_kept();
         }
         reply.sending = self.sending.iter().map(|(id, s)| s.describe(*id)).collect();
         reply.receiving = self
             .receiving
             .iter()
-            .map(|(id, r)| ReceivingStream { stream: *id, role: r.role.clone(), received: r.received })
+            .map(|(id, r)| ReceivingStream { stream: *id, role: r.role.clone(), received: r.received, ended: r.keeps_end })
             .collect();
         reply.max_stream = self.max_stream;
         self.greeting.clear();
@@ -291,6 +298,11 @@ impl Hub {
         self.events.push_back((seq, event));
     }
 
+    /// How many events of a kind the supervisor has not recorded yet.
+    pub fn unacknowledged(&self, kind: impl Fn(&GuestEvent) -> bool) -> usize {
+        self.events.iter().filter(|(_, event)| kind(event)).count()
+    }
+
     /// Events up to `seq` are recorded.
     pub fn ack_events(&mut self, seq: u64) {
         self.events.retain(|(at, _)| *at > seq);
@@ -399,7 +411,7 @@ impl Hub {
         let Some(stream) = self.receiving.get_mut(&id) else { return };
         match arrive(stream.received, offset, bytes) {
             Ok(Arrival::Append(bytes)) => {
-                let held = stream.received.since(stream.taken) as usize + bytes.len();
+                let held = stream.received.since(stream.taken.max(stream.kept)) as usize + bytes.len();
                 if held > WINDOW + MAX_DATA || stream.end.is_some() {
                     self.reset(id, "more bytes than the window has room for");
                     return;
@@ -441,6 +453,8 @@ impl Hub {
                 received: Offset::ZERO,
                 taken: Offset::ZERO,
                 in_flight: 0,
+                kept: Offset::ZERO,
+                keeps_end: false,
                 end: None,
                 news: Rc::new(Notify::new()),
             },
@@ -469,7 +483,7 @@ impl Hub {
         stream.in_flight = stream.in_flight.saturating_sub(count);
         stream.taken = stream.taken.plus(count);
         let taken = stream.taken;
-        if matches!(self.mode, Mode::Open | Mode::Quiescing) {
+        if taken >= stream.kept && matches!(self.mode, Mode::Open | Mode::Quiescing) {
             self.acks.insert(id, taken);
             self.writer.notify_one();
         }
@@ -484,6 +498,21 @@ impl Hub {
         if id.0 < SERVICE_STREAMS {
             self.max_stream = self.max_stream.max(id.0);
         }
+    }
+}
+
+impl Receiving {
+    /// Drops what waits for its consumer and will be sent again.
+    fn drop_beyond_kept(&mut self) {
+        let used = self.taken.plus(self.in_flight);
+        let mut keep = self.kept.since(used) as usize;
+        for bytes in &mut self.queue {
+            bytes.truncate(keep);
+            keep -= bytes.len();
+        }
+        self.queue.retain(|bytes| !bytes.is_empty());
+        self.received = used.max(self.kept);
+        self.end = self.end.filter(|_| self.keeps_end);
     }
 }
 
@@ -517,7 +546,7 @@ mod tests {
     }
 
     fn connect(hub: &mut Hub, acks: Vec<StreamAt>) {
-        hub.hello(greeting());
+        hub.hello(greeting(), false);
         frames(hub);
         hub.ready(acks);
     }
@@ -593,6 +622,39 @@ mod tests {
         assert_eq!(hub.next(StreamId(4)), Next::Bytes(Bytes::from_static(b"def")));
         assert_eq!(hub.next(StreamId(4)), Next::End);
         assert_eq!(frames(&mut hub), vec![Frame::Ack { stream: StreamId(4), offset: Offset(3) }]);
+    }
+
+    #[test]
+    fn input_whose_sender_is_gone_is_kept_for_good() {
+        let mut hub = open();
+        for id in [4, 5] {
+            assert!(hub.open_receiving(StreamId(id), Role::Stdin(work())));
+            hub.on_data(StreamId(id), Offset(0), Bytes::from_static(b"abc"));
+        }
+        hub.on_end(StreamId(4), Offset(3));
+        assert_eq!(hub.next(StreamId(5)), Next::Bytes(Bytes::from_static(b"abc")));
+        hub.on_data(StreamId(5), Offset(3), Bytes::from_static(b"def"));
+        hub.hello(greeting(), true);
+        let said = frames(&mut hub);
+        let Some(Frame::Control(json)) = said.first() else { panic!("{said:?}") };
+        let Ok(FromGuest::HelloReply(reply)) = wire::frame::parse_control(json) else { panic!("{said:?}") };
+        let told: Vec<_> = reply.receiving.iter().map(|r| (r.stream.0, r.received, r.ended)).collect();
+        assert_eq!(told, [(4, Offset(3), true), (5, Offset(6), false)]);
+        hub.ready(vec![]);
+        hub.on_data(StreamId(5), Offset(6), Bytes::from_static(b"ghi"));
+        // The next connection's sender sends its own again, and nothing of what it never had.
+        connect(&mut hub, vec![]);
+        hub.on_data(StreamId(5), Offset(6), Bytes::from_static(b"ghi"));
+        hub.consumed(StreamId(5), 3);
+        assert!(frames(&mut hub).is_empty(), "what counts as acknowledged is not acknowledged again");
+        for (id, text) in [(4, "abc"), (5, "def"), (5, "ghi")] {
+            assert_eq!(hub.next(StreamId(id)), Next::Bytes(Bytes::from(text)));
+            hub.consumed(StreamId(id), 3);
+        }
+        assert_eq!(hub.next(StreamId(4)), Next::End);
+        assert_eq!(hub.next(StreamId(5)), Next::Nothing);
+        let acks = [(4, 3), (5, 9)].map(|(id, offset)| Frame::Ack { stream: StreamId(id), offset: Offset(offset) });
+        assert_eq!(frames(&mut hub), acks);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::{
     child,
     guest::Guest,
+    listen,
     program::{self, Setting},
     ready::{For, Shared, Watched},
     shims::{Answer, Question, SOCKET},
@@ -11,91 +12,30 @@ use crate::{
 use model::ServiceName;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use std::{
-    fs::{self, Permissions},
     io::{self, IoSliceMut},
     mem::MaybeUninit,
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::{
-            fs::PermissionsExt,
-            net::{UnixListener, UnixStream},
-        },
+        unix::net::UnixStream,
     },
-    path::Path,
     rc::Rc,
-    time::Duration,
 };
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use wire::{Code, WireError, records::Program};
 
-/// How often to see whether somebody has removed the socket.
-const LOOK: Duration = Duration::from_secs(5);
 /// Longest question: a program with its environment.
 const LONGEST: usize = 4 * 1024 * 1024;
 
-/// Listens for as long as the process lives; makes the socket again where it is gone.
+/// Listens for as long as the process lives.
 pub async fn serve(guest: Rc<Guest>) {
-    let mut told = false;
-    loop {
-        match listen() {
-            Ok(listener) => {
-                told = false;
-                accept(&guest, &listener).await;
-            }
-            Err(error) if !told => {
-                told = true;
-                log!("{SOCKET}: {error}");
-            }
-            Err(_) => {}
+    let answer_one = |stream| {
+        let guest = guest.clone();
+        async move {
+            // A caller that hangs up early isn't worth a line.
+            let _ = answer(guest, stream).await;
         }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-}
-
-fn listen() -> io::Result<Watched<UnixListener>> {
-    if let Some(dir) = Path::new(SOCKET).parent() {
-        fs::create_dir_all(dir)?;
-    }
-    let _ = fs::remove_file(SOCKET);
-    let listener = UnixListener::bind(SOCKET)?;
-    fs::set_permissions(SOCKET, Permissions::from_mode(0o666))?;
-    listener.set_nonblocking(true)?;
-    Watched::new(listener)
-}
-
-async fn accept(guest: &Rc<Guest>, listener: &Watched<UnixListener>) {
-    loop {
-        match tokio::time::timeout(LOOK, next_caller(listener)).await {
-            Ok(Ok(stream)) => {
-                let guest = guest.clone();
-                tokio::task::spawn_local(async move {
-                    // A caller that hangs up early isn't worth a line.
-                    let _ = answer(guest, stream).await;
-                });
-            }
-            Ok(Err(error)) => {
-                log!("{SOCKET}: {error}");
-                return;
-            }
-            Err(_) if !Path::new(SOCKET).exists() => return,
-            Err(_) => {}
-        }
-    }
-}
-
-/// Waits for the next connection.
-async fn next_caller(listener: &Watched<UnixListener>) -> io::Result<Watched<UnixStream>> {
-    loop {
-        listener.ready(For::Reading).await;
-        match listener.try_io(For::Reading, UnixListener::accept) {
-            Ok((stream, _)) => {
-                stream.set_nonblocking(true)?;
-                return Watched::new(stream);
-            }
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-            Err(error) => return Err(error),
-        }
-    }
+    };
+    listen::serve(SOCKET, answer_one).await;
 }
 
 async fn answer(guest: Rc<Guest>, stream: Watched<UnixStream>) -> io::Result<()> {

@@ -2,7 +2,8 @@
 //!
 //! As PID 1 it reaps orphans, keeps what programs print until the supervisor has it, and goes on where it was when a
 //! sleeping session is restored under a new supervisor. On a host, without a sandbox, it does the same for the
-//! programs of one session. Called as `sudo`, `su` or `systemctl` it asks the running guest (see [`shims`]).
+//! programs of one session. Called as `sudo`, `su`, `systemctl` or `dormouse-ctl`
+//! it asks the running guest (see [`shims`]).
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "tests may panic"))]
 
@@ -14,10 +15,12 @@ macro_rules! log {
     }};
 }
 
+mod activity;
 mod boot;
 mod channel;
 mod child;
 mod clock;
+mod dialogue;
 mod figures;
 mod files;
 mod guest;
@@ -25,6 +28,8 @@ mod hub;
 mod identity;
 mod inside;
 mod limits;
+mod listen;
+mod moments;
 mod program;
 mod pump;
 mod ready;
@@ -69,6 +74,8 @@ async fn serve(children: OwnedFd) -> std::io::Result<()> {
     if guest.is_init {
         boot::prepare();
         tokio::task::spawn_local(inside::serve(guest.clone()));
+        tokio::task::spawn_local(dialogue::serve(guest.clone()));
+        tokio::task::spawn_local(activity::look_forever(guest.clone()));
         guest.works.borrow().limits.enforce()?;
     }
     let mut incoming = channel::start_reader()?;

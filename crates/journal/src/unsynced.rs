@@ -35,6 +35,7 @@ impl Unsynced {
     /// that the next flush tries again.
     pub fn sync(&self) -> Result<(), SyncError> {
         for (_, path, file) in &self.files {
+            faults::file("journal.sync").map_err(|source| SyncError { path: path.clone(), source })?;
             file.sync_data().map_err(|source| SyncError { path: path.clone(), source })?;
         }
         for path in &self.dirs {

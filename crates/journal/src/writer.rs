@@ -282,6 +282,7 @@ impl Writer {
         let Some(current) = &self.current else { return Err(io::Error::other("no segment to write to")) };
         let room = self.retention.segment_end(current.start) - self.tail;
         let part = &bytes[..bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX))];
+        faults::file("journal.write")?;
         let n = current.file.write_at(part, self.tail - current.start)?;
         if n == 0 {
             return Err(io::ErrorKind::WriteZero.into());
@@ -300,6 +301,7 @@ impl Writer {
         if self.unsynced.open_files() >= MAX_UNSYNCED_FILES {
             self.sync().map_err(|e| e.source)?;
         }
+        faults::file("journal.segment")?;
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(segment_path(&self.dir, start))?;
         let file = Arc::new(file);
         self.unsynced.add_dir(&self.dir);

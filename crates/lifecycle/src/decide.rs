@@ -76,7 +76,7 @@ pub fn decide(standing: Standing, command: Command) -> Decision {
             // Delete wins over everything that is under way.
             (_, Command::Delete) => Accept(OperationKind::Delete),
             _ if brings(command) == Some(pending) => Join,
-            (k, Command::Use { .. }) if super::goal(k) == State::Running => Join,
+            (k, Command::Use { .. }) if super::goal(k, standing.state) == State::Running => Join,
             _ => Wait,
         };
     }
@@ -203,6 +203,16 @@ mod tests {
             (State::Running, K::Stop, Command::Use { start: false }, Wait),
             (State::Creating, K::Create, Command::Use { start: false }, Join),
             (State::Creating, K::Create, Command::Delete, Accept(K::Delete)),
+            (State::Running, K::Recapture, Command::Use { start: false }, Join),
+            (State::Running, K::Recapture, Command::Wake, Wait),
+            (State::Running, K::Recapture, Command::Unpause, Wait),
+            (State::Running, K::Recapture, Command::Start, Wait),
+            (State::Running, K::Recapture, Command::Hibernate, Wait),
+            (State::Running, K::Recapture, Command::Stop, Wait),
+            (State::Running, K::Recapture, Command::Delete, Accept(K::Delete)),
+            // It stays paused, and whether that is in the way is decided then.
+            (State::Paused, K::Recapture, Command::Use { start: false }, Wait),
+            (State::Paused, K::Recapture, Command::Unpause, Wait),
             (State::Running, K::Delete, Command::Delete, Join),
             (State::Running, K::Delete, Command::Use { start: true }, Deny(Reason::Deleted)),
         ];
@@ -230,9 +240,19 @@ mod tests {
         /// Whatever is asked in whatever order, with operations ending well or badly: a session is never used without a
         /// sandbox, memory is never claimed that isn't there, and a final state is final.
         #[test]
-        fn a_life_is_legal(steps in prop::collection::vec((command(), any::<bool>(), any::<bool>()), 1..60)) {
+        fn a_life_is_legal(
+            steps in prop::collection::vec((command(), any::<bool>(), any::<bool>(), prop::option::of(any::<bool>())), 1..60),
+        ) {
             let (mut state, mut memory) = (State::Running, Memory::Live);
-            for (command, well, spent) in steps {
+            for (command, well, spent, supervisor_dies) in steps {
+                if let Some(taken_over) = supervisor_dies.filter(|_| state.has_sandbox()) {
+                    let outcome = if taken_over { Outcome::Done } else { Outcome::Failed { memory_spent: spent } };
+                    let after = settle(OperationKind::Recapture, state, memory, outcome);
+                    prop_assert_eq!((after.state, after.memory), (state, memory), "it goes on, or its end is told for itself");
+                    if !taken_over {
+                        (state, memory) = (State::Stopped, Memory::Lost);
+                    }
+                }
                 let before = state;
                 match decide(at(state, None), command) {
                     Decision::Accept(kind) => {
@@ -240,7 +260,7 @@ mod tests {
                         let settled = settle(kind, state, memory, outcome);
                         (state, memory) = (settled.state, settled.memory);
                         if well {
-                            prop_assert_eq!(state, goal(kind));
+                            prop_assert_eq!(state, goal(kind, before));
                         }
                     }
                     Decision::Already => {

@@ -10,12 +10,16 @@
 //!
 //! [`decide`] says what becomes of a command, [`settle`] what a session is once an operation has ended, and [`recover`]
 //! what a server that comes back does about what it finds. None of them reads a clock, a file or a database; this crate
-//! knows no async runtime and no supervisor.
+//! knows no async runtime and no supervisor. [`Clocks`] say what is due when, [`idleness`] whether nothing happens.
 
+mod clock;
 mod decide;
+mod idle;
 mod recover;
 mod settle;
 
+pub use clock::{Alarm, Clocks, TIMEOUT_NOTICE, try_again_after};
 pub use decide::{Command, Decision, Reason, Standing, decide};
+pub use idle::{Idleness, Quiet, idleness};
 pub use recover::{Plan, Seen, Sleeper, recover};
 pub use settle::{Outcome, Settled, goal, settle};

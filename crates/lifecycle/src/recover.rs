@@ -22,6 +22,8 @@ pub enum Sleeper {
 pub enum Seen {
     /// Nothing is alive.
     Nothing,
+    /// Its sandbox lives, and the supervisor that it belonged to doesn't.
+    Orphan,
     /// Its supervisor answered.
     Alive {
         sleeper: Sleeper,
@@ -54,6 +56,9 @@ pub enum Plan {
     UndoWake,
     /// The start failed: it is stopped as before.
     UndoStart,
+    /// Its sandbox lives, or was being taken over: another supervisor takes it over, memory and all. Another operation
+    /// that was under way is undone first.
+    Recapture,
     /// Its sandbox is gone without having been asked to.
     Lost,
     /// Something is alive that nobody answers for: end it. The session is as the store says.
@@ -70,6 +75,8 @@ pub fn recover(state: State, operation: Option<OperationKind>, seen: Seen) -> Pl
     match operation {
         Some(K::Delete) => return Plan::FinishDelete,
         Some(K::Stop) => return Plan::FinishStop,
+        // Whatever is there of it: how far the taking over had come, its own look tells.
+        Some(K::Recapture) if state.has_sandbox() => return Plan::Recapture,
         _ => {}
     }
     let Seen::Alive { sleeper, of_stored_generation } = seen else {
@@ -77,7 +84,10 @@ pub fn recover(state: State, operation: Option<OperationKind>, seen: Seen) -> Pl
             (Some(K::Create), _) | (_, State::Creating) => Plan::FailCreate,
             (Some(K::Wake), _) => Plan::UndoWake,
             (Some(K::Start), _) => Plan::UndoStart,
+            (_, State::Running | State::Paused) if seen == Seen::Orphan => Plan::Recapture,
             (_, State::Running | State::Paused) => Plan::Lost,
+            // Of a hibernated session the image is the memory, and this its frozen original.
+            _ if seen == Seen::Orphan => Plan::EndLeftover,
             (_, State::Hibernated | State::Stopped | State::Failed | State::Deleted) => Plan::Keep,
         };
     };
@@ -86,6 +96,8 @@ pub fn recover(state: State, operation: Option<OperationKind>, seen: Seen) -> Pl
         (State::Creating, ..) => Plan::FailCreate,
 
         (State::Running | State::Paused, Some(K::Hibernate), S::Captured | S::Confirming) => Plan::FinishHibernate,
+        // Taken over, and the store wasn't told.
+        (State::Running | State::Paused, _, S::Starting | S::Running | S::Paused) if !of_stored_generation => Plan::Recapture,
         (State::Running | State::Paused, _, S::Paused) => Plan::Resume { state: State::Paused },
         (State::Running | State::Paused, ..) => Plan::Resume { state: State::Running },
 
@@ -137,6 +149,22 @@ mod tests {
             (State::Creating, Some(K::Create), Seen::Nothing, Plan::FailCreate),
             (State::Creating, None, Seen::Nothing, Plan::FailCreate),
             (State::Running, Some(K::Delete), alive(S::Running, true), Plan::FinishDelete),
+            (State::Running, None, Seen::Orphan, Plan::Recapture),
+            (State::Paused, None, Seen::Orphan, Plan::Recapture),
+            (State::Running, Some(K::Hibernate), Seen::Orphan, Plan::Recapture),
+            (State::Running, Some(K::Recapture), Seen::Orphan, Plan::Recapture),
+            // Between the end of the old sandbox and the beginning of the new one nothing is alive.
+            (State::Running, Some(K::Recapture), Seen::Nothing, Plan::Recapture),
+            (State::Paused, Some(K::Recapture), alive(S::Paused, false), Plan::Recapture),
+            (State::Running, Some(K::Recapture), alive(S::Starting, false), Plan::Recapture),
+            (State::Running, None, alive(S::Running, false), Plan::Recapture),
+            (State::Running, Some(K::Stop), Seen::Orphan, Plan::FinishStop),
+            (State::Running, Some(K::Delete), Seen::Orphan, Plan::FinishDelete),
+            (State::Hibernated, None, Seen::Orphan, Plan::EndLeftover),
+            (State::Hibernated, Some(K::Wake), Seen::Orphan, Plan::UndoWake),
+            (State::Stopped, Some(K::Start), Seen::Orphan, Plan::UndoStart),
+            (State::Creating, Some(K::Create), Seen::Orphan, Plan::FailCreate),
+            (State::Deleted, None, Seen::Orphan, Plan::EndLeftover),
         ];
         for (state, operation, seen, plan) in cases {
             assert_eq!(recover(state, operation, seen), plan, "{state} {operation:?} {seen:?}");
@@ -147,6 +175,7 @@ mod tests {
         let sleeper = select(&[Sleeper::Starting, Sleeper::Running, Sleeper::Paused, Sleeper::Captured, Sleeper::Confirming][..]);
         prop_oneof![
             Just(Seen::Nothing),
+            Just(Seen::Orphan),
             (sleeper, any::<bool>()).prop_map(|(sleeper, of_stored_generation)| Seen::Alive { sleeper, of_stored_generation }),
         ]
     }
@@ -162,8 +191,12 @@ mod tests {
             let plan = recover(state, operation, seen);
             match plan {
                 Plan::Resume { .. } | Plan::FinishBoot | Plan::FinishHibernate | Plan::ResumeGrace => {
-                    prop_assert_ne!(seen, Seen::Nothing);
+                    let is_alive = matches!(seen, Seen::Alive { .. });
+                    prop_assert!(is_alive);
                 }
+                Plan::Recapture => prop_assert!(state.has_sandbox()),
+                // Memory that is there is never given up without having been asked to.
+                Plan::Lost => prop_assert_eq!(seen, Seen::Nothing),
                 Plan::Keep => prop_assert!(seen == Seen::Nothing && !state.has_sandbox() && state != State::Creating),
                 _ => {}
             }

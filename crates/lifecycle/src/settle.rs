@@ -20,9 +20,12 @@ pub struct Settled {
     pub memory: Memory,
 }
 
-/// The state that an operation leads to.
-pub fn goal(kind: OperationKind) -> State {
+/// The state that an operation leads to which began in `from`.
+pub fn goal(kind: OperationKind, from: State) -> State {
     match kind {
+        // The same programs go on as they were, or wait as they did.
+        OperationKind::Recapture if from == State::Paused => State::Paused,
+        OperationKind::Recapture => State::Running,
         OperationKind::Create | OperationKind::Wake | OperationKind::Start | OperationKind::Unpause => State::Running,
         // Both leave the session running, whatever they did on the way.
         OperationKind::Snapshot | OperationKind::Rollback => State::Running,
@@ -37,7 +40,7 @@ pub fn goal(kind: OperationKind) -> State {
 pub fn settle(kind: OperationKind, state: State, memory: Memory, outcome: Outcome) -> Settled {
     match outcome {
         Outcome::Done => {
-            let state = goal(kind);
+            let state = goal(kind, state);
             let memory = match state {
                 State::Running | State::Paused => Memory::Live,
                 State::Hibernated => Memory::Saved,
@@ -49,6 +52,7 @@ pub fn settle(kind: OperationKind, state: State, memory: Memory, outcome: Outcom
         Outcome::Failed { memory_spent } => match kind {
             OperationKind::Create => Settled { state: State::Failed, memory: Memory::None },
             OperationKind::Wake if memory_spent => Settled { state: State::Stopped, memory: Memory::Lost },
+            // Of a recapture, too: what ends its session is the end of the sandbox, which is told for itself.
             _ => Settled { state, memory },
         },
     }
@@ -69,6 +73,9 @@ mod tests {
             (K::Wake, State::Hibernated, Memory::Saved, Outcome::Failed { memory_spent: true }, State::Stopped, Memory::Lost),
             (K::Start, State::Stopped, Memory::Lost, kept, State::Stopped, Memory::Lost),
             (K::Stop, State::Hibernated, Memory::Saved, Outcome::Done, State::Stopped, Memory::Lost),
+            (K::Recapture, State::Running, Memory::Live, Outcome::Done, State::Running, Memory::Live),
+            (K::Recapture, State::Paused, Memory::Live, Outcome::Done, State::Paused, Memory::Live),
+            (K::Recapture, State::Paused, Memory::Live, kept, State::Paused, Memory::Live),
         ];
         for (kind, from, memory, outcome, state, after) in cases {
             assert_eq!(settle(kind, from, memory, outcome), Settled { state, memory: after }, "{kind} {outcome:?}");

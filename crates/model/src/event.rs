@@ -35,6 +35,10 @@ event_types! {
     SERVICE_STARTED => "service.started",
     SERVICE_ENDED => "service.ended",
     WAKE_DONE => "wake.done",
+    IDLE_DECIDED => "idle.decided",
+    HIBERNATE_DEFERRED => "hibernate.deferred",
+    TIMEOUT_NEAR => "timeout.near",
+    HOOK_ENDED => "hook.ended",
     CONFIRM_HELD => "confirm.held",
     CONFIRM_RELEASED => "confirm.released",
     CONFIRM_FAILED => "confirm.failed",
@@ -43,9 +47,14 @@ event_types! {
     MEMORY_SAVEABLE => "memory.saveable",
     TEMPLATE_CHANGED => "template.changed",
     SUPERVISOR_LOST => "supervisor.lost",
+    RECAPTURE_DONE => "recapture.done",
     OOM => "oom",
+    DISK_OVER_LIMIT => "disk.over_limit",
+    DISK_WITHIN_LIMIT => "disk.within_limit",
     GAP => "gap",
     NOTE => "note",
+    KEEP_AWAKE => "keep_awake",
+    AGENT_WAITING => "agent.waiting",
 }
 
 impl fmt::Display for EventType {

@@ -6,6 +6,7 @@
 mod event;
 mod file;
 mod id;
+mod limits;
 mod names;
 mod quantity;
 mod session;
@@ -14,9 +15,11 @@ mod work;
 pub use event::{Actor, EventType};
 pub use file::{FileMeta, FileType, link_stays_inside};
 pub use id::{EventSeq, ExecId, Generation, IdError, OperationId, SessionId, SnapshotId, TerminalId, TokenId};
+pub use limits::TokenLimits;
 pub use names::{Key, NameError, PortNumber, ServiceName};
 pub use quantity::{ByteSize, DurationError, Offset, Timestamp, parse_bytes, parse_duration};
 pub use session::{
-    EndReason, IdleAction, IdlePolicy, IdleWhen, Memory, OnTimeout, OperationKind, OperationState, Resources, Runtime, State,
+    EndReason, HookName, Hooks, IdleAction, IdlePolicy, IdleWhen, Memory, OnTimeout, OperationKind, OperationState, Resources,
+    Runtime, State,
 };
 pub use work::{ExecState, ServiceRestart, ServiceSpec, TerminalState};

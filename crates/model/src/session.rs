@@ -96,6 +96,8 @@ snake_enum! {
         Unpause => "unpause",
         Snapshot => "snapshot",
         Rollback => "rollback",
+        /// The sandbox of a supervisor that died is taken over by another one, memory and all.
+        Recapture => "recapture",
         Delete => "delete",
     }
 }
@@ -155,6 +157,20 @@ snake_enum! {
         Stop => "stop",
     }
 }
+
+snake_enum! {
+    /// Moments at which a session can have a command of its own run.
+    HookName {
+        OnCreate => "on_create",
+        BeforeHibernate => "before_hibernate",
+        BeforeStop => "before_stop",
+        OnTimeout => "on_timeout",
+        OnWake => "on_wake",
+    }
+}
+
+/// A session's hooks: the argv of each.
+pub type Hooks = std::collections::BTreeMap<HookName, Vec<String>>;
 
 /// When and how idleness ends a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

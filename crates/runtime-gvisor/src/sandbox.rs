@@ -125,11 +125,26 @@ impl GvisorSandbox {
         }
     }
 
+    /// What `runsc` keeps of it, where it keeps anything.
+    fn kept_state(&self) -> Option<serde_json::Value> {
+        let file = self.runsc.state_dir.join(format!("{0}_sandbox:{0}.state", self.spec.name));
+        serde_json::from_slice(&fs::read(file).ok()?).ok()
+    }
+
+    /// True while its first process lives, whoever started it. No other process is taken for it, whatever its id.
+    pub fn is_alive(&self) -> bool {
+        let pid = self.kept_state().and_then(|state| u32::try_from(state["sandbox"]["pid"].as_u64()?).ok());
+        pid.is_some_and(|pid| is_sandbox(pid, &self.spec.name))
+    }
+
+    /// True where `runsc` says that it is paused.
+    pub fn is_paused(&self) -> bool {
+        self.kept_state().is_some_and(|state| state["status"] == "paused")
+    }
+
     /// Process ids as `runsc` itself knows them, where no cgroup tells.
     fn state_pids(&self) -> Vec<u32> {
-        let file = self.runsc.state_dir.join(format!("{0}_sandbox:{0}.state", self.spec.name));
-        let Ok(text) = fs::read(file) else { return Vec::new() };
-        let Ok(state) = serde_json::from_slice::<serde_json::Value>(&text) else { return Vec::new() };
+        let Some(state) = self.kept_state() else { return Vec::new() };
         let pid = |v: &serde_json::Value| v.as_u64().and_then(|p| u32::try_from(p).ok()).filter(|p| *p > 1);
         let found = [&state["sandbox"]["pid"], &state["goferPid"]].into_iter().filter_map(pid);
         found.filter(|pid| is_runsc(*pid)).collect()
@@ -141,6 +156,15 @@ fn is_runsc(pid: u32) -> bool {
     fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| {
         let name = line.split(|b| *b == 0).next().unwrap_or_default();
         name.starts_with(b"runsc")
+    })
+}
+
+/// True where the process is the sandbox `name`: its command line ends with that name, which no two sandboxes share. That
+/// of a process which has ended is empty.
+fn is_sandbox(pid: u32, name: &str) -> bool {
+    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| {
+        let mut words = line.split(|b| *b == 0).filter(|word| !word.is_empty());
+        words.next().is_some_and(|first| first.starts_with(b"runsc")) && words.next_back() == Some(name.as_bytes())
     })
 }
 
@@ -234,4 +258,58 @@ fn sync_directory(dir: &Path) -> io::Result<ByteSize> {
     }
     fs::File::open(dir)?.sync_all()?;
     Ok(ByteSize(total))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::Resources;
+
+    fn sandbox(dir: &Path, name: &str) -> GvisorSandbox {
+        let runsc = Runsc { program: "runsc".into(), state_dir: dir.to_owned(), platform: "systrap".into() };
+        let spec = SandboxSpec {
+            name: name.into(),
+            root: dir.join("root"),
+            bundle: dir.join("bundle"),
+            log: dir.join("log"),
+            argv: Vec::new(),
+            hostname: String::new(),
+            resources: Resources::default(),
+        };
+        GvisorSandbox::new(runsc, spec, CgroupSupport::Missing("a test".into()))
+    }
+
+    #[test]
+    fn a_process_that_got_a_dead_sandboxs_number_is_not_taken_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let ours = sandbox(dir.path(), "dm-a-1");
+        assert!(!ours.is_alive(), "nothing is kept of it");
+        let note = |pid: u32| {
+            let state = serde_json::json!({ "status": "paused", "sandbox": { "pid": pid } });
+            fs::write(dir.path().join("dm-a-1_sandbox:dm-a-1.state"), state.to_string()).unwrap();
+        };
+        note(std::process::id());
+        assert!(!ours.is_alive(), "some other program");
+        assert!(ours.is_paused());
+        // What `runsc` calls its processes, by their first word.
+        let stand_in = |name: &str| {
+            use std::os::unix::process::CommandExt;
+            let mut command = std::process::Command::new("sh");
+            // The shell stays, with the sandbox's name as its last word.
+            command.arg0("runsc-sandbox").args(["-c", "read line", "boot", name]).stdin(Stdio::piped());
+            command.spawn().unwrap()
+        };
+        let (mut other, mut same) = (stand_in("dm-a-2"), stand_in("dm-a-1"));
+        note(other.id());
+        let of_another = ours.is_alive();
+        note(same.id());
+        let of_this = ours.is_alive();
+        for child in [&mut other, &mut same] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert!(!of_another, "another sandbox");
+        assert!(of_this);
+        assert!(!ours.is_alive(), "it has ended");
+    }
 }

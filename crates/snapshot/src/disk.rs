@@ -25,7 +25,7 @@ use std::{
 };
 
 mod quota;
-pub use quota::set_project_quota;
+pub use quota::{keeps_limits, lift_project_quota, set_project_quota};
 
 /// Why a disk couldn't be mounted, unmounted, measured or limited.
 #[derive(Debug, thiserror::Error)]
@@ -202,7 +202,8 @@ pub fn sync(upper: &Path) -> Result<(), DiskError> {
     rustix::fs::syncfs(&dir).map_err(|e| io_error("sync", upper)(e.into()))
 }
 
-/// The space that a tree takes: allocated blocks, hard links once, nothing on other file systems.
+/// The space that a tree takes: allocated blocks, hard links once, nothing on other file systems. Files whose paths are
+/// longer than the kernel takes are left out.
 ///
 /// # Errors
 /// [`DiskError::Io`].
@@ -210,7 +211,7 @@ pub fn usage_bytes(tree: &Path) -> Result<u64, DiskError> {
     let mut seen = HashSet::new();
     let mut total = 0;
     for entry in walkdir::WalkDir::new(tree).same_file_system(true) {
-        // A file that vanishes under a running session takes no space.
+        // A file that vanishes under a running session takes no space; one beyond any path hides from nobody but itself.
         let Some(meta) = gone_is_none(entry.and_then(|e| e.metadata())).map_err(io_error("measure", tree))? else {
             continue;
         };
@@ -243,7 +244,7 @@ pub fn fingerprint(upper: &Path) -> Result<Hash, DiskError> {
 fn gone_is_none<T>(result: Result<T, walkdir::Error>) -> io::Result<Option<T>> {
     match result.map_err(io::Error::from) {
         Ok(value) => Ok(Some(value)),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidFilename) => Ok(None),
         Err(e) => Err(e),
     }
 }

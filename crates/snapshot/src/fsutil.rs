@@ -21,6 +21,7 @@ pub(crate) fn to_timestamp(at: SystemTime) -> Timestamp {
 
 /// Makes names in `dir` durable (fsync(2): a file's fsync doesn't cover its entry in the directory).
 pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
+    faults::file("dir.sync")?;
     File::open(dir)?.sync_all()
 }
 
@@ -42,10 +43,14 @@ pub(crate) fn ensure_dir(dir: &Path, mode: u32) -> io::Result<()> {
 /// Puts `bytes` at `path` so that a reader, or a crash at any point, sees the old content or the new, never a part.
 pub(crate) fn write_atomic(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let dir = path.parent().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+    faults::file("replace.create")?;
     let mut file = tempfile::Builder::new().prefix(".new-").tempfile_in(dir)?;
     file.as_file().set_permissions(Permissions::from_mode(mode))?;
+    faults::file("replace.write")?;
     file.write_all(bytes)?;
+    faults::file("replace.sync")?;
     file.as_file().sync_all()?;
+    faults::file("replace.rename")?;
     file.persist(path).map_err(|e| e.error)?;
     sync_dir(dir)
 }

@@ -133,8 +133,10 @@ impl ImageDescriptor {
         let envelope = Envelope { magic: MAGIC.to_owned(), format: FORMAT, blake3, body };
         let text = serde_json::to_vec(&envelope).map_err(|e| io(e.into()))?;
         let temporary = dir.join(".image.json");
+        faults::file("image.write").map_err(io)?;
         let mut file = File::create(&temporary).map_err(io)?;
         file.write_all(&text).and_then(|()| file.sync_all()).map_err(io)?;
+        faults::file("image.rename").map_err(io)?;
         fs::rename(&temporary, dir.join(FILE)).map_err(io)?;
         File::open(dir).and_then(|dir| dir.sync_all()).map_err(io)
     }

@@ -42,6 +42,9 @@ pub(crate) enum OverlayError {
     Refused { step: &'static str, detail: String, source: io::Error },
 }
 
+/// The last step, at which old kernels say what they don't know.
+const CREATING: &str = "creating the overlay";
+
 /// The writable layer of an overlay.
 pub(crate) struct Upper<'a> {
     pub(crate) upper: &'a Path,
@@ -51,9 +54,10 @@ pub(crate) struct Upper<'a> {
 /// Makes an overlay that is attached nowhere yet; it vanishes with the descriptor. `lower` has its top-most layer first.
 /// Without `upper` it is read-only and nothing on it can be executed.
 pub(crate) fn make(lower: &[&Path], upper: Option<Upper<'_>>) -> Result<OwnedFd, OverlayError> {
-    // First the way of new kernels (one value for each layer); kernels before 6.8 don't know it.
+    // First the way of new kernels (one value for each layer); kernels before 6.8 don't know it. Those before 6.5 take any
+    // word, and only say so at the end.
     match make_with(lower, upper.as_ref(), true) {
-        Err(OverlayError::Refused { step: "lowerdir+", .. }) => make_with(lower, upper.as_ref(), false),
+        Err(OverlayError::Refused { step: "lowerdir+" | CREATING, .. }) => make_with(lower, upper.as_ref(), false),
         other => other,
     }
 }
@@ -82,7 +86,7 @@ fn make_with(lower: &[&Path], upper: Option<&Upper<'_>>, one_by_one: bool) -> Re
         fsconfig_set_flag(&context, "ro").map_err(|e| refused("ro", Some(&context), e))?;
         attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY | MountAttrFlags::MOUNT_ATTR_NOEXEC;
     }
-    fsconfig_create(&context).map_err(|e| refused("creating the overlay", Some(&context), e))?;
+    fsconfig_create(&context).map_err(|e| refused(CREATING, Some(&context), e))?;
     fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(|e| refused("fsmount", Some(&context), e))
 }
 

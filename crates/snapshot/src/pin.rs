@@ -22,7 +22,8 @@ use std::{
 pub const GUEST_PATH: &str = "/usr/lib/dormouse/dormouse-guest";
 
 /// Further names of the guest inside; it tells by `argv[0]` which it is to be.
-const GUEST_NAMES: &[&str] = &["usr/bin/dormouse-guest", "usr/bin/sudo", "usr/bin/su", "usr/bin/systemctl"];
+const GUEST_NAMES: &[&str] =
+    &["usr/bin/dormouse-guest", "usr/bin/dormouse-ctl", "usr/bin/sudo", "usr/bin/su", "usr/bin/systemctl"];
 
 /// Why a program couldn't be pinned or found.
 #[derive(Debug, thiserror::Error)]

@@ -1,7 +1,7 @@
 //! Tokens, the list of accesses, and the server's own words.
 
 use crate::{BoxFuture, SqliteStore, error::from_sqlx, rows};
-use model::{Timestamp, TokenId};
+use model::{Timestamp, TokenId, TokenLimits};
 use store::{Audit, AuditRow, Cursor, CursorKind, Fut, MAX_PAGE, Meta, Page, StoreError, TokenRow, Tokens};
 
 impl Tokens for SqliteStore {
@@ -10,14 +10,17 @@ impl Tokens for SqliteStore {
             Box::pin(async move {
                 let json = |text: serde_json::Result<String>| text.map_err(|e| StoreError::Database(e.to_string()));
                 let sessions = token.sessions.as_ref().map(serde_json::to_string).map(json).transpose()?;
-                let sql = "INSERT INTO tokens (id, name, hash, scopes, sessions, created_at, expires_at, revoked_at, last_used_at) \
-                           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)";
+                let limits = (token.limits != TokenLimits::default()).then(|| serde_json::to_string(&token.limits));
+                let sql = "INSERT INTO tokens \
+                           (id, name, hash, scopes, sessions, limits, created_at, expires_at, revoked_at, last_used_at) \
+                           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
                 let insert = sqlx::query(sql)
                     .bind(token.id.to_string())
                     .bind(token.name)
                     .bind(token.hash)
                     .bind(json(serde_json::to_string(&token.scopes))?)
                     .bind(sessions)
+                    .bind(limits.map(json).transpose()?)
                     .bind(token.created_at.0)
                     .bind(token.expires_at.map(|at| at.0))
                     .bind(token.revoked_at.map(|at| at.0))

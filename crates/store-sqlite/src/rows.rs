@@ -109,12 +109,15 @@ pub(crate) fn terminal(row: &SqliteRow) -> Result<TerminalRow> {
 
 pub(crate) fn token(row: &SqliteRow) -> Result<TokenRow> {
     let sessions: Option<&str> = get(row, "sessions")?;
+    let limits: Option<&str> = get(row, "limits")?;
+    let limits = limits.map(|text| serde_json::from_str(text).map_err(|e| damaged("a token's limits", e))).transpose()?;
     Ok(TokenRow {
         id: parsed(row, "id")?,
         name: get(row, "name")?,
         hash: get(row, "hash")?,
         scopes: serde_json::from_str(get(row, "scopes")?).map_err(|e| damaged("a token's scopes", e))?,
         sessions: sessions.map(|text| serde_json::from_str(text).map_err(|e| damaged("a token's sessions", e))).transpose()?,
+        limits: limits.unwrap_or_default(),
         created_at: time(row, "created_at")?,
         expires_at: time_option(row, "expires_at")?,
         revoked_at: time_option(row, "revoked_at")?,

@@ -172,6 +172,9 @@ fn list_query(filter: &SessionFilter, before: Option<SessionId>, limit: usize) -
     if let Some(runtime) = filter.runtime {
         q.push(" AND s.runtime = ").push_bind(runtime.as_str());
     }
+    if let Some(owner) = &filter.owner_token {
+        q.push(" AND s.owner_token = ").push_bind(owner.clone());
+    }
     if let Some(ids) = &filter.ids {
         let ids = json(serde_json::to_string(ids))?;
         q.push(" AND s.id IN (SELECT value FROM json_each(").push_bind(ids).push("))");
@@ -231,10 +234,11 @@ async fn write_session(
     revision: u64,
     next_seq: u64,
 ) -> Result<(), StoreError> {
-    let sql = "INSERT INTO sessions (id, revision, next_event_seq, key, key_freed, state, runtime, deleted_at, doc) \
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET revision = excluded.revision, \
+    let sql = "INSERT INTO sessions (id, revision, next_event_seq, key, key_freed, state, runtime, deleted_at, owner_token, doc) \
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET revision = excluded.revision, \
                next_event_seq = excluded.next_event_seq, key = excluded.key, key_freed = excluded.key_freed, \
-               state = excluded.state, runtime = excluded.runtime, deleted_at = excluded.deleted_at, doc = excluded.doc";
+               state = excluded.state, runtime = excluded.runtime, deleted_at = excluded.deleted_at, \
+               owner_token = excluded.owner_token, doc = excluded.doc";
     // A tombstone without its time would never be forgotten.
     let deleted_at = session.deleted_at.or((session.state == State::Deleted).then_some(session.updated_at));
     let key = session.key.as_ref().map(|key| key.as_str());
@@ -247,6 +251,7 @@ async fn write_session(
         .bind(session.state.as_str())
         .bind(session.runtime.as_str())
         .bind(deleted_at.map(|at| at.0))
+        .bind(&session.owner_token)
         .bind(json(serde_json::to_string(session))?)
         .execute(&mut *conn)
         .await;

@@ -1,7 +1,7 @@
 //! What becomes of files that are older, newer, damaged or somebody else's.
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
-use model::{EventSeq, ExecId, SessionId, State};
+use model::{EventSeq, ExecId, SessionId, State, TokenLimits};
 use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt, path::Path};
 use store::{Audit, Events, Execs, Meta, Operations, SessionFilter, Sessions, Terminals, Tokens};
@@ -49,9 +49,25 @@ async fn a_store_of_version_1_reads() {
     assert_eq!(store.exec(id, exec).await.unwrap().unwrap().key.as_deref(), Some("build"));
     assert_eq!(store.running_terminals(id).await.unwrap().len(), 1);
     assert_eq!(store.running_operations().await.unwrap().len(), 1);
-    assert_eq!(store.token_by_hash("abcd".into()).await.unwrap().unwrap().scopes, ["read", "admin"]);
+    let token = store.token_by_hash("abcd".into()).await.unwrap().unwrap();
+    assert_eq!((token.scopes, token.limits), (vec!["read".to_owned(), "admin".to_owned()], TokenLimits::default()));
     assert_eq!(store.list_audit(10, None).await.unwrap().items.len(), 1);
     assert_eq!(store.meta("instance".into()).await.unwrap().as_deref(), Some("i-1"));
+}
+
+/// Sessions of version 1 are found by the token that made them, and a copy of the file as it was is kept.
+#[tokio::test]
+async fn sessions_of_version_1_have_their_owner() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store.db");
+    run(&path, include_str!("fixtures/version_1.sql")).await;
+    run(&path, "UPDATE sessions SET doc = json_set(doc, '$.owner_token', 'b1')").await;
+    let store = SqliteStore::open(dir.path()).await.unwrap();
+    let of = |owner: &str| SessionFilter { owner_token: Some(owner.to_owned()), ..Default::default() };
+    let found = store.list_sessions(of("b1"), 10, None).await.unwrap().items;
+    assert_eq!(found.iter().map(|row| row.owner_token.as_deref()).collect::<Vec<_>>(), [Some("b1")]);
+    assert_eq!(store.list_sessions(of("b2"), 10, None).await.unwrap().items, []);
+    assert!(dir.path().join("store.db.before-v2").exists());
 }
 
 #[tokio::test]

@@ -1,10 +1,10 @@
 //! Who may come in, who came, and what the server knows of itself.
 
 use crate::{Cursor, Fut, Page};
-use model::{SessionId, Timestamp, TokenId};
+use model::{SessionId, Timestamp, TokenId, TokenLimits};
 
 /// An access token. Its secret is never stored, only a hash of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct TokenRow {
     pub id: TokenId,
     pub name: String,
@@ -13,6 +13,8 @@ pub struct TokenRow {
     pub scopes: Vec<String>,
     /// The only sessions it is good for; `None`: all.
     pub sessions: Option<Vec<SessionId>>,
+    /// What the sessions that it makes may take together.
+    pub limits: TokenLimits,
     pub created_at: Timestamp,
     pub expires_at: Option<Timestamp>,
     pub revoked_at: Option<Timestamp>,

@@ -34,6 +34,7 @@ pub use lock::{DataLock, LockError};
 pub use page::{Cursor, CursorKind, MAX_PAGE, Page};
 pub use session::{
     Committed, RequestMark, Revision, SessionChange, SessionFilter, SessionRow, SessionScan, Sessions, UnreadableSession,
+    WakeRecord,
 };
 pub use work::{ExecRow, Execs, OperationRow, Operations, TerminalRow, Terminals};
 

@@ -75,6 +75,12 @@ pub struct SessionRow {
     pub timeout_seconds: Option<u64>,
     #[serde(default, with = "crate::millis::option")]
     pub timeout_at: Option<Timestamp>,
+    /// What was left of the running time when the session was paused, in milliseconds.
+    #[serde(default)]
+    pub timeout_left_ms: Option<u64>,
+    /// Programs were told that the present running time is about to end.
+    #[serde(default)]
+    pub timeout_told: bool,
     pub on_timeout: OnTimeout,
     #[serde(default)]
     pub ttl_seconds: Option<u64>,
@@ -82,6 +88,11 @@ pub struct SessionRow {
     pub expires_at: Option<Timestamp>,
     #[serde(default, with = "crate::millis::option")]
     pub wake_at: Option<Timestamp>,
+    /// When a hibernate that failed, so that the session was paused instead, is tried again, and how often it was tried.
+    #[serde(default, with = "crate::millis::option")]
+    pub try_again_at: Option<Timestamp>,
+    #[serde(default)]
+    pub tries: u32,
     pub memory: Memory,
     /// The generation whose memory image is valid now. Spent by the commit that wakes the session.
     #[serde(default)]
@@ -109,13 +120,31 @@ pub struct SessionRow {
     /// Which token made it.
     #[serde(default)]
     pub owner_token: Option<String>,
-    /// How the latest sandbox ended, and when.
+    /// How the latest sandbox ended, in a word and in a sentence, and when.
     #[serde(default)]
     pub ended_reason: Option<String>,
+    #[serde(default)]
+    pub ended_detail: Option<String>,
     #[serde(default, with = "crate::millis::option")]
     pub ended_at: Option<Timestamp>,
     #[serde(default, with = "crate::millis::option")]
     pub deleted_at: Option<Timestamp>,
+    /// The latest wake.
+    #[serde(default)]
+    pub last_wake: Option<WakeRecord>,
+}
+
+/// What a wake did.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WakeRecord {
+    #[serde(with = "crate::millis")]
+    pub at: Timestamp,
+    /// How long the session slept.
+    pub gap_ms: u64,
+    pub generation: Generation,
+    /// Connections to the outside that were ended by it.
+    #[serde(default)]
+    pub connections_reset: u64,
 }
 
 fn first_seq() -> EventSeq {
@@ -151,10 +180,14 @@ impl SessionRow {
             idle: None,
             timeout_seconds: None,
             timeout_at: None,
+            timeout_left_ms: None,
+            timeout_told: false,
             on_timeout: OnTimeout::Hibernate,
             ttl_seconds: None,
             expires_at: None,
             wake_at: None,
+            try_again_at: None,
+            tries: 0,
             memory: Memory::None,
             image_generation: None,
             parent_session: None,
@@ -168,8 +201,10 @@ impl SessionRow {
             facts_offset: Offset::ZERO,
             owner_token: None,
             ended_reason: None,
+            ended_detail: None,
             ended_at: None,
             deleted_at: None,
+            last_wake: None,
         }
     }
 
@@ -235,6 +270,8 @@ pub struct SessionFilter {
     pub runtime: Option<Runtime>,
     /// None but these, such as those that a token is good for.
     pub ids: Option<Vec<SessionId>>,
+    /// Only those that this token made.
+    pub owner_token: Option<String>,
     /// Deleted ones, too; asking for the state `deleted` shows them in any case.
     pub include_deleted: bool,
 }

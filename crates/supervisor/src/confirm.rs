@@ -93,7 +93,15 @@ async fn restore_on_the_side(core: &Arc<Core>) -> Result<(), WireError> {
     let link = crate::link::Link::new();
     link.connect(channel, Arc::new(Deaf)).map_err(|e| WireError::new(Code::Internal, e.to_string()))?;
     let session = core.state().session;
-    let hello = Hello { protocol: PROTOCOL, session, generation, identity: None, service_offsets: BTreeMap::new() };
+    let hello = Hello {
+        protocol: PROTOCOL,
+        session,
+        generation,
+        identity: None,
+        service_offsets: BTreeMap::new(),
+        keep_input: false,
+        gap_ms: None,
+    };
     link.hello(hello, ANSWER_LIMIT).await.map(|_| ())
 }
 

@@ -2,7 +2,7 @@
 
 mod connection;
 
-use crate::{core::Core, files::FileAnswer, viewer};
+use crate::{activity::Kind, core::Core, files::FileAnswer, viewer};
 use connection::Connection;
 use std::sync::Arc;
 use tokio::net::UnixListener;
@@ -49,6 +49,7 @@ async fn talk(core: Arc<Core>, mut connection: Connection) {
                 return;
             }
         };
+        let _using = core.using(&request);
         let outcome = match request {
             Request::Attach(attach) => return attach_viewer(core, connection, attach).await,
             Request::Watch { journal } => watch(&core, &mut connection, &journal).await,
@@ -132,12 +133,17 @@ async fn answer(core: &Arc<Core>, request: Request) -> Result<Answer, WireError>
             _ => return Err(unexpected()),
         },
         Request::Unsaveable => Answer::Unsaveable { items: core.unsaveable().await? },
+        Request::Activity { window_ms } => Answer::Activity { activity: core.activity(window_ms).await },
+        Request::Moment { moment, seconds } => {
+            core.tell_moment(moment, seconds).await;
+            Answer::Done
+        }
         Request::Pause => done(core.pause().await)?,
         Request::Unpause => done(core.unpause().await)?,
         Request::Capture { image } => Answer::Captured(core.capture(&image).await?),
         Request::CommitHibernate { confirm } => done(core.commit_hibernate(confirm).await)?,
         Request::AbortHibernate => done(core.abort_hibernate().await)?,
-        Request::Thaw { generation } => done(core.thaw(generation).await)?,
+        Request::Thaw { generation, gap_ms } => done(core.thaw(generation, gap_ms).await)?,
         Request::Shutdown { reason, grace_ms } => {
             core.shut_down(reason, grace_ms).await;
             Answer::Done
@@ -206,6 +212,9 @@ async fn file(
 ) -> Result<(), WireError> {
     let written =
         request.writes().then(|| Fact::FilesWritten { path: request.path().to_owned(), op: request.name().to_owned(), actor });
+    if let Err(error) = core.check_room(&request).await {
+        return connection.send(&Answer::Error { error }).await;
+    }
     let reply = match core.file(request).await {
         Err(error) => return connection.send(&Answer::Error { error }).await,
         Ok(FileAnswer::Done(reply)) => Ok(reply),
@@ -234,7 +243,12 @@ async fn file(
             loop {
                 match connection.frame().await {
                     // What the guest does not take any more is read to its end all the same.
-                    Ok(Some(Frame::Data { bytes, .. })) => drop(core.give(&taking, &bytes).await),
+                    Ok(Some(Frame::Data { bytes, .. })) => {
+                        if let Some(Fact::FilesWritten { path, .. }) = &written {
+                            core.note_activity(Kind::File, path);
+                        }
+                        core.give(&taking, &bytes).await;
+                    }
                     Ok(Some(Frame::End { .. })) => break core.finish_giving(taking).await,
                     Ok(_) | Err(_) => {
                         core.break_off(&taking);
@@ -245,6 +259,9 @@ async fn file(
         }
     };
     if let (Ok(_), Some(fact)) = (&reply, written) {
+        if let Fact::FilesWritten { path, .. } = &fact {
+            core.note_activity(Kind::File, path);
+        }
         core.record(fact);
     }
     let answer = reply.map_or_else(|error| Answer::Error { error }, |reply| Answer::File { reply });

@@ -1,6 +1,8 @@
 //! What the supervisor knows, and what it does with what the guest says.
 
 use crate::{
+    activity::{Kind, Quiet},
+    disk::DiskLimit,
     facts::{FactLog, now},
     journals::Journals,
     link::{Incoming, Link},
@@ -38,11 +40,14 @@ pub struct Core {
     pub layout: SessionLayout,
     pub sandbox: Arc<dyn Sandbox>,
     pub link: Link,
+    pub disk: DiskLimit,
     pub now: watch::Sender<Now>,
     /// Cancelled when the process should end.
     pub quit: CancellationToken,
     /// One lifecycle step at a time.
     pub step: tokio::sync::Mutex<()>,
+    /// What has happened in the session, and its awake time.
+    pub quiet: Mutex<Quiet>,
     /// Interrupts a confirmation that is under way.
     pub interrupt_confirm: Mutex<CancellationToken>,
     /// Held by a confirmation until it has cleaned up: the next one uses the same names.
@@ -54,6 +59,8 @@ pub struct Core {
 pub struct State {
     pub session: Option<SessionId>,
     pub generation: Generation,
+    /// How long the session slept, for the next greeting.
+    pub gap_ms: Option<u64>,
     pub identity: Option<Identity>,
     pub guest_version: Option<String>,
     pub journals: Journals,
@@ -105,6 +112,7 @@ impl Core {
         let state = State {
             session: spec.session,
             generation: spec.generation,
+            gap_ms: spec.gap_ms,
             identity: spec.identity.clone(),
             guest_version: None,
             journals: Journals::new(layout.clone(), spec.keep_output_bytes),
@@ -117,12 +125,14 @@ impl Core {
             expected_end: None,
         };
         Ok(Arc::new(Core {
+            disk: DiskLimit::new(&spec, &layout),
             layout,
             sandbox,
             link: Link::new(),
             now: watch::channel(Now { phase: Phase::Starting, failure: None }).0,
             quit: CancellationToken::new(),
             step: tokio::sync::Mutex::new(()),
+            quiet: Mutex::new(Quiet::new(tokio::time::Instant::now())),
             interrupt_confirm: Mutex::new(CancellationToken::new()),
             confirming: tokio::sync::Mutex::new(()),
             state: Mutex::new(state),
@@ -140,6 +150,7 @@ impl Core {
     }
 
     pub fn set_phase(&self, phase: Phase) {
+        self.phase_changes(self.phase(), phase);
         self.now.send_modify(|now| now.phase = phase);
     }
 
@@ -206,6 +217,9 @@ impl Core {
         if tail < from {
             let gap_from = state.journals.skip_to(&name, from)?;
             state.facts.record(Fact::Gap { stream: name.to_string(), from: gap_from, to: from });
+            if let JournalName::Terminal(id) = &name {
+                state.terminals.output(*id, &[], from);
+            }
             tail = from;
         }
         state.receivers.insert(stream, Receiver::new(Sink::Journal(name), tail));
@@ -241,6 +255,11 @@ impl Core {
             }
         }
         self.settle(&mut state);
+    }
+
+    /// True where the end of a work has been told and waits to be handled.
+    pub fn end_is_pending(&self, state: &State, work: &Work) -> bool {
+        state.pending.iter().any(|(_, event)| matches!(event, GuestEvent::Ended { work: ended, .. } if ended == work))
     }
 
     /// Handles the ends whose output has arrived and whose beginning is written down.
@@ -323,7 +342,10 @@ impl Incoming for Core {
             Sink::Transfer(tell) => {
                 let _ = tell.send(Piece::Data { end: receiver.next, bytes });
             }
-            Sink::Journal(_) => {
+            Sink::Journal(name) => {
+                if let JournalName::Terminal(id) = name {
+                    self.note_activity(Kind::Output, &format!("terminal {id}"));
+                }
                 receiver.waiting.push_back(bytes);
                 if let Some(stored) = state.store_waiting(stream, now()) {
                     self.link.ack(stream, stored);
@@ -393,6 +415,9 @@ impl Incoming for Core {
                 state.facts.record(Fact::ServiceEnded { name, exit_code, signal, restart_in_ms });
             }
             GuestEvent::Unsaveable { items } => state.facts.record(Fact::Unsaveable { items }),
+            said @ (GuestEvent::Note { .. } | GuestEvent::KeepAwake { .. } | GuestEvent::Waiting { .. }) => {
+                self.said_inside(&mut state, said);
+            }
             GuestEvent::Ended { .. } | GuestEvent::Unknown => {}
         }
         drop(state);

@@ -61,6 +61,11 @@ impl FactLog {
         self.tail.send_if_modified(|tail| std::mem::replace(&mut tail.offset, offset) != offset);
     }
 
+    /// How many facts wait for room.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Follows the tail.
     pub fn watch(&self) -> watch::Receiver<crate::journals::Tail> {
         self.tail.subscribe()

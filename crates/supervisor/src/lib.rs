@@ -14,9 +14,12 @@
 //! Everything runs on one thread. State is behind plain mutexes that are never held across an
 //! await; so there is no order of locks to get wrong and no byte is handled twice at once.
 
+mod activity;
 mod confirm;
 mod control;
 mod core;
+mod death;
+mod disk;
 mod facts;
 mod files;
 mod journals;
@@ -24,6 +27,8 @@ mod lifecycle;
 mod link;
 mod mark;
 mod memory;
+mod notes;
+mod recapture;
 mod saved;
 mod start;
 mod terminals;

@@ -10,9 +10,9 @@
 //!                └── running ◄────────┘
 //! ```
 
-use crate::{core::Core, start::blocking};
+use crate::{core::Core, saved::Saved, start::blocking};
 use model::{EndReason, Generation, SessionId};
-use runtime::RuntimeError;
+use runtime::{RuntimeError, Sandbox};
 use snapshot::{
     disk,
     image::{ImageDescriptor, ImageError, Needs},
@@ -34,7 +34,10 @@ const QUIESCE_LIMIT: Duration = Duration::from_secs(15);
 
 /// A runtime's failure, as it is told.
 pub fn runtime_error(error: RuntimeError) -> WireError {
-    WireError::new(Code::Internal, error.to_string())
+    let text = error.to_string();
+    // All that the runtime tells of a full disk are the kernel's words for it.
+    let code = if text.contains("no space left on device") { Code::NoSpace } else { Code::Internal };
+    WireError::new(code, text)
 }
 
 fn wrong_phase(what: &str, phase: Phase) -> WireError {
@@ -128,13 +131,17 @@ impl Core {
             self.go_on(false).await;
             return Err(error);
         }
+        faults::point("capture.silent");
         let captured = async {
             self.sandbox.pause().await.map_err(runtime_error)?;
-            self.write_image(image).await
+            faults::point("capture.paused");
+            let generation = self.state().generation;
+            self.write_image(self.sandbox.as_ref(), generation, None, image).await
         };
         match captured.await {
             Ok(captured) => {
                 self.set_phase(Phase::Captured);
+                faults::point("capture.done");
                 Ok(captured)
             }
             Err(error) => {
@@ -167,7 +174,15 @@ impl Core {
         self.set_phase(Phase::Running);
     }
 
-    async fn write_image(&self, image: &Path) -> Result<Captured, WireError> {
+    /// Writes the memory of a paused sandbox, which is that of `generation`, as a whole image. `works` says what runs in
+    /// it, where this supervisor doesn't.
+    pub async fn write_image(
+        &self,
+        sandbox: &dyn Sandbox,
+        generation: Generation,
+        works: Option<Saved>,
+        image: &Path,
+    ) -> Result<Captured, WireError> {
         let disk_error = |e: std::io::Error| WireError::new(Code::of_io(&e), format!("write the image: {e}"));
         let dir = image.to_owned();
         blocking(move || {
@@ -178,16 +193,17 @@ impl Core {
         .await?
         .map_err(disk_error)?;
         let upper = self.layout.upper();
-        let (memory, synced) = tokio::join!(self.sandbox.capture(image), blocking(move || disk::sync(&upper)));
+        let (memory, synced) = tokio::join!(sandbox.capture(image), blocking(move || disk::sync(&upper)));
+        faults::file("image.memory").map_err(disk_error)?;
         let memory = memory.map_err(runtime_error)?;
         synced?.map_err(|e| WireError::new(Code::Internal, e.to_string()))?;
 
-        let saved = self.save_works();
-        let (session, generation) = {
+        let saved = works.unwrap_or_else(|| self.save_works());
+        let session = {
             let mut state = self.state();
             state.journals.sync_all()?;
             state.facts.sync().map_err(|e| WireError::new(Code::Internal, format!("sync the facts: {e}")))?;
-            (state.session, state.generation)
+            state.session
         };
         let (pins, lower, dir) = (self.spec.pins.clone(), self.spec.lower.clone(), image.to_owned());
         let written = blocking(move || -> Result<u64, WireError> {
@@ -223,6 +239,7 @@ impl Core {
         }
         self.sandbox.freeze().await.map_err(runtime_error)?;
         self.set_phase(Phase::Confirming);
+        faults::point("hibernate.frozen");
         let interrupt = CancellationToken::new();
         *self.interrupt_confirm.lock().expect("nothing panics with the token") = interrupt.clone();
         tokio::spawn(crate::confirm::confirm(self.clone(), confirm, interrupt));
@@ -249,7 +266,7 @@ impl Core {
     ///
     /// # Errors
     /// It is gone, or doesn't answer.
-    pub async fn thaw(&self, generation: Generation) -> Result<(), WireError> {
+    pub async fn thaw(&self, generation: Generation, gap_ms: Option<u64>) -> Result<(), WireError> {
         self.interrupt_confirm.lock().expect("nothing panics with the token").cancel();
         let _step = self.step.lock().await;
         match self.phase() {
@@ -262,10 +279,13 @@ impl Core {
         {
             let mut state = self.state();
             state.generation = generation;
+            state.gap_ms = gap_ms;
             state.facts.set_generation(generation);
         }
         self.greet(None, None).await?;
         self.set_phase(Phase::Running);
+        // A wake, also of one that was not frozen yet.
+        self.quiet().run(tokio::time::Instant::now());
         Ok(())
     }
 
@@ -302,7 +322,7 @@ impl Core {
 }
 
 /// Where the memory can't be saved because of what programs hold, says so.
-fn explain(error: WireError, obstacles: &[Unsaveable]) -> WireError {
+pub fn explain(error: WireError, obstacles: &[Unsaveable]) -> WireError {
     if !obstacles.is_empty() {
         let list: Vec<String> = obstacles.iter().map(ToString::to_string).collect();
         return WireError::new(Code::Unsaveable, format!("the memory can't be saved while {}", list.join("; ")));

@@ -12,7 +12,7 @@ use model::Offset;
 use runtime::Channel;
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    ops::Bound,
+    ops::{Bound, Range},
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -303,11 +303,17 @@ impl Link {
         SendState::Accepted(take)
     }
 
-    /// Gives all of `bytes` to a stream or none. `false`: there is no room now.
+    /// Gives all of `bytes` to a stream or none. `false`: there is no room now. Where there is, `note` is called before
+    /// anything is sent, with the stretch that they will be and with how far the guest has acknowledged.
     ///
     /// # Errors
     /// The stream has ended, or the link is between two states: what was accepted now could be lost.
-    pub fn offer_whole(&self, stream: StreamId, bytes: &[u8]) -> Result<bool, WireError> {
+    pub fn offer_whole(
+        &self,
+        stream: StreamId,
+        bytes: &[u8],
+        note: impl FnOnce(Range<Offset>, Offset),
+    ) -> Result<bool, WireError> {
         let mut state = self.lock();
         if state.stage != Some(Stage::Open) {
             return Err(WireError::new(Code::Busy, "the sandbox is between two states; try again"));
@@ -317,6 +323,8 @@ impl Link {
         if sending.window.room() < bytes.len() {
             return Ok(false);
         }
+        let from = sending.window.end();
+        note(from..from.plus(bytes.len()), sending.window.acked());
         sending.window.take_in(bytes);
         drop(state);
         self.wake.notify_one();

@@ -9,7 +9,7 @@ use std::{
         unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
     },
 };
-use wire::layout::{SessionLayout, SupervisorMark};
+use wire::layout::{SessionLayout, SupervisorMark, TakesOver};
 
 /// Holds the session for this process; gone with it, whatever way it ends.
 pub struct MarkLock {
@@ -22,7 +22,12 @@ impl MarkLock {
     ///
     /// # Errors
     /// Another supervisor lives, or the files can't be written.
-    pub fn take(layout: &SessionLayout, generation: Generation, container: String) -> io::Result<MarkLock> {
+    pub fn take(
+        layout: &SessionLayout,
+        generation: Generation,
+        container: String,
+        takes_over: Option<TakesOver>,
+    ) -> io::Result<MarkLock> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(layout.run())?;
         let file = File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(layout.mark())?;
         if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -36,18 +41,19 @@ impl MarkLock {
             generation,
             container,
             sandbox_pids: Vec::new(),
+            takes_over,
         };
         let mut lock = MarkLock { file, mark };
         lock.write()?;
         Ok(lock)
     }
 
-    /// Notes the sandbox's processes, for cleaning up after this process should it be killed.
+    /// Notes the sandbox's processes, for cleaning up after this process should it be killed. It is the session's now.
     ///
     /// # Errors
     /// The file can't be written.
     pub fn note(&mut self, generation: Generation, sandbox_pids: Vec<u32>) -> io::Result<()> {
-        (self.mark.generation, self.mark.sandbox_pids) = (generation, sandbox_pids);
+        (self.mark.generation, self.mark.sandbox_pids, self.mark.takes_over) = (generation, sandbox_pids, None);
         self.write()
     }
 

@@ -1,6 +1,6 @@
 //! What of a supervisor's own memory goes with a memory image: the next one goes on from it.
 
-use crate::{core::Core, terminals::Terminal, works::Exec};
+use crate::{core::Core, recapture::TakenOver, terminals::Terminal, works::Exec};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use model::{ExecState, Offset, TerminalState};
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,9 @@ pub struct Saved {
     execs: Vec<SavedExec>,
     #[serde(default)]
     terminals: Vec<SavedTerminal>,
+    /// What ran in a sandbox whose supervisor had died, as the store knew it: instead of the above.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taken_over: Option<TakenOver>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -80,11 +83,14 @@ impl Core {
             redraw_b64: BASE64_STANDARD.encode(terminal.screen.redraw()),
             typed: terminal.typed.iter().map(|(client, seq)| (client.clone(), seq.0)).collect(),
         });
-        Saved { execs: execs.collect(), terminals: terminals.collect() }
+        Saved { execs: execs.collect(), terminals: terminals.collect(), taken_over: None }
     }
 
     /// Goes on from what was saved, given what the restored guest holds.
     pub fn load_works(&self, saved: Saved, reply: &HelloReply) {
+        if let Some(taken_over) = saved.taken_over {
+            return self.take_over(taken_over, reply);
+        }
         let received: HashMap<StreamId, Offset> = reply.receiving.iter().map(|r| (r.stream, r.received)).collect();
         for exec in saved.execs {
             if let Some(input) = &exec.stdin {
@@ -92,15 +98,18 @@ impl Core {
             }
             let stdin = exec.stdin.map(|input| input.stream);
             let record = watch::channel(ExecRecord { state: ExecState::Running, ..exec.record }).0;
-            self.state().works.insert(Exec { record, stdin, stdout: exec.stdout, stderr: exec.stderr });
+            self.state().works.insert(Exec { record, stdin, stdout: exec.stdout, stderr: exec.stderr, begins: false });
         }
         for saved in saved.terminals {
             self.resume_input(&saved.input, &received);
-            let mut terminal = Terminal::new(saved.record, saved.input.stream, saved.output);
+            let notes = self.layout.terminal_notes(saved.record.id);
+            let mut terminal = Terminal::new(saved.record, saved.input.stream, saved.output, notes);
             terminal.screen.feed(&BASE64_STANDARD.decode(&saved.redraw_b64).unwrap_or_default());
             // Answered when they were first asked.
             terminal.screen.take_replies();
             terminal.typed = saved.typed.into_iter().map(|(client, seq)| (client, InputSeq(seq))).collect();
+            let kept = self.link.unacknowledged(saved.input.stream);
+            terminal.note_all(kept.map_or(Offset::ZERO, |(from, bytes, _)| from.plus(bytes.len())));
             self.state().terminals.insert(terminal);
         }
     }
@@ -119,11 +128,17 @@ impl Core {
 }
 
 impl Saved {
+    /// What ran in a sandbox whose supervisor had died.
+    pub fn taken_over(works: TakenOver) -> Saved {
+        Saved { taken_over: Some(works), ..Saved::default() }
+    }
+
     /// Writes it into an image's directory, synced.
     ///
     /// # Errors
     /// The disk refuses.
     pub fn write(&self, image: &Path) -> std::io::Result<()> {
+        faults::file("works.write")?;
         let mut file = std::fs::File::create(image.join(FILE))?;
         file.write_all(&serde_json::to_vec(self)?)?;
         file.sync_all()

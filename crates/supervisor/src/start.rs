@@ -2,14 +2,16 @@
 
 use crate::{
     core::{Core, Now},
+    death, disk as disk_limit,
     link::{Gone, Incoming},
     mark::{self, MarkLock},
     memory,
+    recapture::{self, TakenOver},
     saved::Saved,
 };
 use anyhow::Context;
 use model::{EndReason, Generation};
-use runtime::{Channel, Sandbox, SandboxSpec};
+use runtime::{Channel, SandboxSpec};
 use runtime_gvisor::{CgroupSupport, GvisorSandbox, Runsc};
 use snapshot::disk::{self, DiskLayout};
 use std::{fs::File, io::Write, path::Path, process::ExitCode, sync::Arc, time::Duration};
@@ -23,6 +25,8 @@ use wire::{
 
 /// Longest wait for a guest's first word: a restore of many GiB on a busy machine.
 const HELLO_LIMIT: Duration = Duration::from_secs(120);
+/// In an image that its programs may have run on from.
+pub const STARTED: &str = "started";
 /// How long the socket stays after the end, so that whoever asks gets an answer.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -31,10 +35,19 @@ const LINGER: Duration = Duration::from_secs(2);
 /// # Errors
 /// The session can't be taken; nothing was started then.
 pub async fn supervise(spec: SuperviseSpec, ready: Option<File>) -> anyhow::Result<ExitCode> {
+    death::hear_of_it();
     let layout = SessionLayout::new(&spec.dir);
     let name = container_name(&layout, spec.generation);
-    let mark = MarkLock::take(&layout, spec.generation, name.clone()).context("take the session")?;
-    let sandbox = sandbox(&spec, &layout, name);
+    let takes_over = match &spec.start {
+        Start::Recapture { from, .. } => Some(from.clone()),
+        Start::Boot | Start::Restore { .. } => {
+            // Of terminals that are gone.
+            let _ = std::fs::remove_dir_all(layout.run().join("notes"));
+            None
+        }
+    };
+    let mark = MarkLock::take(&layout, spec.generation, name.clone(), takes_over).context("take the session")?;
+    let sandbox = Arc::new(gvisor(&spec, &layout, name));
     let core = Core::new(spec, sandbox).context("open the facts journal")?;
     let listener = mark::listen(&layout).context("listen on the session's socket")?;
     if let Some(mut ready) = ready {
@@ -56,7 +69,8 @@ fn container_name(layout: &SessionLayout, generation: Generation) -> String {
     format!("dm-{id}-{generation}")
 }
 
-fn sandbox(spec: &SuperviseSpec, layout: &SessionLayout, name: String) -> Arc<dyn Sandbox> {
+/// The sandbox of this name, on the session's disk.
+pub fn gvisor(spec: &SuperviseSpec, layout: &SessionLayout, name: String) -> GvisorSandbox {
     let runsc = Runsc {
         program: spec.runtime.runsc.clone(),
         state_dir: spec.runtime.state_dir.clone(),
@@ -71,7 +85,7 @@ fn sandbox(spec: &SuperviseSpec, layout: &SessionLayout, name: String) -> Arc<dy
         hostname: spec.identity.as_ref().map_or("dormouse", |identity| &identity.hostname).to_owned(),
         resources: spec.resources,
     };
-    Arc::new(GvisorSandbox::new(runsc, sandbox_spec, CgroupSupport::detect()))
+    GvisorSandbox::new(runsc, sandbox_spec, CgroupSupport::detect())
 }
 
 /// Starts the sandbox and stays with it until it ends.
@@ -84,34 +98,56 @@ async fn run(core: Arc<Core>, mut mark: MarkLock) {
         core.now.send_modify(|now: &mut Now| now.failure = Some(error));
         return core.end(EndReason::StartFailed, "the sandbox did not start").await;
     }
-    let _ = mark.note(core.spec.generation, core.sandbox.pids());
+    let pids = core.sandbox.pids();
+    let _ = mark.note(core.spec.generation, pids.clone());
     if let Some(limit) = core.spec.resources.memory_bytes {
         tokio::spawn(memory::watch(core.clone(), limit));
     }
+    tokio::spawn(disk_limit::watch(core.clone()));
     give_back_start_up_pages();
     let mut gone = core.link.watch_gone();
     let why = gone.wait_for(Option::is_some).await.map(|gone| gone.clone());
     let Ok(Some(why)) = why else { return };
-    core.died(why).await;
+    core.died(why, &pids).await;
 }
 
 async fn start(core: &Arc<Core>) -> Result<(), WireError> {
+    core.limit_disk().await;
+    if let Start::Recapture { from, execs, terminals, .. } = &core.spec.start {
+        recapture::capture(core, from, TakenOver { execs: execs.clone(), terminals: terminals.clone() }).await?;
+    }
     let disk = DiskLayout::new(core.layout.disk());
     let (lower, root) = (core.spec.lower.clone(), core.layout.root());
-    blocking(move || disk.mount(&lower, &root)).await?.map_err(|e| WireError::new(Code::Internal, e.to_string()))?;
+    // That of a dead supervisor is still there, and is the same.
+    let keep = matches!(core.spec.start, Start::Recapture { .. });
+    blocking(move || if keep && disk::is_mounted(&root)? { Ok(()) } else { disk.mount(&lower, &root) })
+        .await?
+        .map_err(|e: disk::DiskError| WireError::new(Code::Internal, e.to_string()))?;
+    faults::point("start.mounted");
     let runtime = |e: runtime::RuntimeError| WireError::new(Code::Internal, e.to_string());
-    let (channel, saved) = match &core.spec.start {
-        Start::Boot => (core.sandbox.boot().await.map_err(runtime)?, None),
-        Start::Restore { image } => {
+    let image = match &core.spec.start {
+        Start::Boot => None,
+        Start::Restore { image } => Some(image.clone()),
+        Start::Recapture { from, .. } => Some(core.layout.image(from.generation)),
+    };
+    let (channel, saved) = match &image {
+        None => (core.sandbox.boot().await.map_err(runtime)?, None),
+        Some(image) => {
             let saved = Saved::read(image).map_err(|e| WireError::new(Code::Internal, format!("read the image's works: {e}")))?;
             mark_started(image).map_err(|e| WireError::new(Code::Internal, format!("mark the image as used: {e}")))?;
             (core.sandbox.restore(image).await.map_err(runtime)?, Some(saved))
         }
     };
+    faults::point("start.alive");
+    if keep {
+        faults::point("recapture.restored");
+    }
     connect(core, channel)?;
     let identity = core.spec.identity.clone();
     core.greet(identity, saved).await?;
-    if core.spec.session.is_none() {
+    faults::point("start.greeted");
+    // One that waits for a session, or was paused when it was taken over.
+    if core.spec.session.is_none() || matches!(core.spec.start, Start::Recapture { paused: true, .. }) {
         core.sandbox.freeze().await.map_err(runtime)?;
         core.set_phase(Phase::Paused);
     } else {
@@ -128,7 +164,8 @@ fn connect(core: &Arc<Core>, channel: Channel) -> Result<(), WireError> {
 /// Leaves a durable word in the image that its programs may have run on: from here on the disk can
 /// be newer than the memory.
 fn mark_started(image: &Path) -> std::io::Result<()> {
-    File::create(image.join("started"))?.sync_all()?;
+    faults::file("started.mark")?;
+    File::create(image.join(STARTED))?.sync_all()?;
     File::open(image)?.sync_all()
 }
 
@@ -138,14 +175,15 @@ impl Core {
     /// # Errors
     /// It doesn't answer, or what it holds doesn't fit to the journals.
     pub async fn greet(&self, identity: Option<Identity>, saved: Option<Saved>) -> Result<HelloReply, WireError> {
-        let (session, generation) = {
-            let state = self.state();
-            (state.session, state.generation)
+        let (session, generation, gap_ms) = {
+            let mut state = self.state();
+            (state.session, state.generation, state.gap_ms.take())
         };
         self.forget_streams();
+        let keep_input = saved.as_ref().is_some_and(|saved| saved.taken_over.is_some());
         let services = identity.iter().flat_map(|identity| &identity.services);
         let service_offsets = self.service_offsets(services.map(|spec| &spec.name))?;
-        let hello = Hello { protocol: PROTOCOL, session, generation, identity, service_offsets };
+        let hello = Hello { protocol: PROTOCOL, session, generation, identity, service_offsets, gap_ms, keep_input };
         let reply = self.link.hello(hello, HELLO_LIMIT).await?;
         self.state().guest_version = Some(reply.guest_version.clone());
         if let Some(saved) = saved {
@@ -158,11 +196,14 @@ impl Core {
             acks.push(StreamAt { stream: sending.stream, offset });
         }
         self.link.ready(acks, &reply)?;
+        if keep_input {
+            self.settle_taken_over(&reply).await;
+        }
         Ok(reply)
     }
 
     /// The sandbox has ended by itself: finds out why, and ends.
-    async fn died(&self, why: Gone) {
+    async fn died(&self, why: Gone, pids: &[u32]) {
         let _step = self.step.lock().await;
         if self.phase() == Phase::Ended {
             return;
@@ -173,15 +214,12 @@ impl Core {
             (Some((reason, detail)), _) => (reason, detail),
             (None, Gone::Violation(text)) => (EndReason::ProtocolViolation, format!("the guest broke the protocol: {text}")),
             (None, Gone::Closed) if usage.oom_kills > 0 => {
-                let limit = self.spec.resources.memory_bytes.map_or(0, |limit| limit.0);
-                self.record(Fact::Oom {
-                    limit_bytes: limit,
-                    used_bytes: usage.memory_bytes,
-                    killed: Some("the sandbox".to_owned()),
-                });
-                (EndReason::Oom, "the kernel ended the sandbox for lack of memory".to_owned())
+                let (limit, used) = (self.spec.resources.memory_bytes, usage.memory_bytes);
+                let killed = Some("the sandbox".to_owned());
+                self.record(Fact::Oom { limit_bytes: limit.map_or(0, |limit| limit.0), used_bytes: used, killed });
+                (EndReason::Oom, death::of_memory(limit, used))
             }
-            (None, Gone::Closed) => (EndReason::SandboxExited, "the sandbox ended by itself".to_owned()),
+            (None, Gone::Closed) => death::of_processes(pids).await,
         };
         tracing::warn!(%reason, detail, "the sandbox has ended");
         self.end(reason, &detail).await;
@@ -197,9 +235,11 @@ impl Core {
 
     /// Kills what lives, unmounts the disk, syncs the journals, and lets the process end.
     pub async fn take_away(&self) {
+        faults::point("end.begun");
         if let Err(error) = self.sandbox.kill().await {
             tracing::error!(%error, "the sandbox may still live");
         }
+        faults::point("end.killed");
         let root = self.layout.root();
         match blocking(move || disk::unmount(&root)).await {
             Ok(Ok(_)) => {}

@@ -1,13 +1,18 @@
 //! Terminals: their screens, who watches and who writes, and what was typed.
 
 use crate::{
+    activity::Kind,
     core::{Core, State},
     facts::now,
+    notes::Notes,
     works::shell_status,
 };
 use model::{Offset, TerminalId, TerminalState};
 use screen::{DEFAULT_SCROLLBACK, Screen};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    path::PathBuf,
+};
 use tokio::sync::watch;
 use wire::{
     Code, StreamId, WireError,
@@ -64,11 +69,14 @@ pub struct Terminal {
     refused: VecDeque<(String, InputSeq)>,
     pub viewers: BTreeMap<ViewerId, Viewer>,
     pub view: watch::Sender<View>,
+    pub notes: Notes,
+    /// Its beginning isn't written down yet: its end waits for that.
+    pub begins: bool,
 }
 
 impl Terminal {
-    /// A terminal as `record` describes it, with an empty screen.
-    pub fn new(record: TerminalRecord, input: StreamId, output: StreamId) -> Terminal {
+    /// A terminal as `record` describes it, with an empty screen. What is noted of it goes to `notes`.
+    pub fn new(record: TerminalRecord, input: StreamId, output: StreamId, notes: PathBuf) -> Terminal {
         let size = PtySize { cols: record.cols, rows: record.rows };
         let view = View { tail: record.output_bytes, size, writer: None, ended: record.state == TerminalState::Ended };
         Terminal {
@@ -80,7 +88,18 @@ impl Terminal {
             refused: VecDeque::new(),
             viewers: BTreeMap::new(),
             view: watch::channel(view).0,
+            notes: Notes::begin(notes),
+            begins: false,
         }
+    }
+
+    /// Notes anew all that is known, for the next supervisor. The program's input has come, or will come, up to `end`.
+    pub fn note_all(&mut self, end: Offset) {
+        for (client, seq) in &self.typed {
+            self.notes.typed(client, *seq, end..end, end);
+        }
+        let size = PtySize { cols: self.record.cols, rows: self.record.rows };
+        self.notes.size(size, self.record.output_bytes);
     }
 
     /// The last input of `client` that was typed; `None` for one that hasn't typed yet.
@@ -143,7 +162,7 @@ impl Terminals {
     /// True while the guest's answer to its spawn has not been handled.
     pub fn is_starting(&self, work: &Work) -> bool {
         let Work::Terminal(id) = work else { return false };
-        self.map.get(id).is_some_and(|terminal| terminal.record.pid.is_none())
+        self.map.get(id).is_some_and(|terminal| terminal.begins)
     }
 
     pub fn insert(&mut self, terminal: Terminal) {
@@ -194,7 +213,10 @@ impl Core {
             ended_at: None,
         };
         self.receive_journal(output, JournalName::Terminal(start.id))?;
-        self.state().terminals.insert(Terminal::new(record, input, output));
+        let mut terminal = Terminal::new(record, input, output, self.layout.terminal_notes(start.id));
+        terminal.note_all(Offset::ZERO);
+        terminal.begins = true;
+        self.state().terminals.insert(terminal);
         let spawn = Spawn {
             work: Work::Terminal(start.id),
             program: start.program,
@@ -215,7 +237,9 @@ impl Core {
                 let mut state = self.state();
                 let terminal = state.terminals.get_mut(start.id)?;
                 terminal.record.pid = Some(pid);
+                terminal.begins = false;
                 let record = terminal.record.clone();
+                self.note_activity(Kind::Terminal, &format!("terminal {}", start.id));
                 state.facts.record(Fact::TerminalOpened { terminal: record.clone(), actor: start.actor });
                 self.settle(&mut state);
                 Ok(record)
@@ -235,7 +259,9 @@ impl Core {
     }
 
     fn forget_terminal(&self, id: TerminalId, input: StreamId, output: StreamId) {
-        self.state().terminals.map.remove(&id);
+        if let Some(mut terminal) = self.state().terminals.map.remove(&id) {
+            terminal.notes.remove();
+        }
         self.forget_stream(output);
         self.link.forget_sending(input);
     }
@@ -282,6 +308,7 @@ impl Core {
         (record.state, record.ended_at) = (TerminalState::Ended, Some(now()));
         (record.exit_code, record.signal, record.reason) = (exit_code, signal, reason);
         terminal.publish();
+        terminal.notes.remove();
         let (record, input) = (terminal.record.clone(), terminal.input);
         state.facts.record(Fact::TerminalEnded { terminal: record });
         self.link.forget_sending(input);
@@ -413,6 +440,7 @@ impl Core {
         }
         terminal.screen.resize(size.cols, size.rows);
         (terminal.record.cols, terminal.record.rows) = (size.cols, size.rows);
+        terminal.notes.size(size, terminal.record.output_bytes);
         terminal.view.send_modify(|view| view.size = size);
         drop(state);
         // Without waiting: an answer would tell nothing more.

@@ -5,6 +5,7 @@
 //! has fallen far behind gets the screen again instead of what it missed.
 
 use crate::{
+    activity::Kind,
     core::Core,
     terminals::{View, Viewer, ViewerId},
 };
@@ -144,10 +145,13 @@ impl Attached {
                 if view.writer != Some(self.viewer) {
                     return Some(Err("someone else is writing; take the writer's role first".to_owned()));
                 }
-                match self.core.link.offer_whole(terminal.input, bytes) {
+                let notes = &mut terminal.notes;
+                let note = |stretch, acked| notes.typed(&self.client, seq, stretch, acked);
+                match self.core.link.offer_whole(terminal.input, bytes, note) {
                     // Noted together with the typing: a repeated one is never typed again.
                     Ok(true) => {
                         terminal.note_typed(&self.client, seq);
+                        self.core.note_activity(Kind::Typing, &format!("terminal {}", self.terminal));
                         return Some(Ok(()));
                     }
                     Ok(false) => self.core.link.room_changed(terminal.input),

@@ -34,6 +34,8 @@ pub struct Exec {
     pub stdin: Option<StreamId>,
     pub stdout: StreamId,
     pub stderr: StreamId,
+    /// Its beginning isn't written down yet: its end waits for that.
+    pub begins: bool,
 }
 
 impl Exec {
@@ -54,6 +56,10 @@ impl Works {
         self.execs.get(&id).ok_or_else(|| WireError::new(Code::NotFound, format!("no exec {id} in this sandbox")))
     }
 
+    pub fn get_mut(&mut self, id: ExecId) -> Option<&mut Exec> {
+        self.execs.get_mut(&id)
+    }
+
     pub fn records(&self, journals: &Journals) -> Vec<ExecRecord> {
         self.execs.values().map(|exec| exec.as_it_stands(journals)).collect()
     }
@@ -65,7 +71,7 @@ impl Works {
     /// True while the guest's answer to its spawn has not been handled.
     pub fn is_starting(&self, work: &Work) -> bool {
         let Work::Exec(id) = work else { return false };
-        self.execs.get(id).is_some_and(|exec| exec.record.borrow().pid.is_none())
+        self.execs.get(id).is_some_and(|exec| exec.begins)
     }
 
     pub fn insert(&mut self, exec: Exec) {
@@ -125,9 +131,11 @@ impl Core {
             pid: None,
             stdout_bytes: Offset::ZERO,
             stderr_bytes: Offset::ZERO,
+            hook: start.hook,
         };
+        self.note_exec(&record);
         let name = record.argv.first().cloned().unwrap_or_default();
-        self.state().works.insert(Exec { record: watch::channel(record).0, stdin, stdout, stderr });
+        self.state().works.insert(Exec { record: watch::channel(record).0, stdin, stdout, stderr, begins: true });
         let spawn = Spawn {
             work: Work::Exec(start.id),
             program: start.program,
@@ -150,6 +158,9 @@ impl Core {
                 let record = {
                     let mut state = self.state();
                     let record = {
+                        if let Some(exec) = state.works.get_mut(start.id) {
+                            exec.begins = false;
+                        }
                         let exec = state.works.get(start.id)?;
                         exec.record.send_modify(|record| record.pid = Some(pid));
                         exec.record.borrow().clone()
@@ -274,6 +285,7 @@ impl Core {
             record.stderr_bytes = err.unwrap_or(record.stderr_bytes);
         });
         let (record, stdin) = (exec.record.borrow().clone(), exec.stdin);
+        self.note_exec(&record);
         state.facts.record(Fact::ExecEnded { exec: record });
         state.works.mark_ended(id);
         if let Some(stream) = stdin {
@@ -286,23 +298,28 @@ impl Core {
         let mut state = self.state();
         let running: Vec<ExecId> = state.works.running().map(|(id, _)| *id).collect();
         for id in running {
-            let (out, err) = (JournalName::Stdout(id), JournalName::Stderr(id));
-            let out_bytes = state.journals.ensure_open(&out).unwrap_or_default();
-            let err_bytes = state.journals.ensure_open(&err).unwrap_or_default();
-            state.journals.end(&out);
-            state.journals.end(&err);
-            let Ok(exec) = state.works.get(id) else { continue };
-            exec.record.send_modify(|record| {
-                record.state = ExecState::Lost;
-                record.reason = Some(reason.to_owned());
-                record.ended_at = Some(now());
-                record.stdout_bytes = out_bytes;
-                record.stderr_bytes = err_bytes;
-            });
-            let record = exec.record.borrow().clone();
-            state.facts.record(Fact::ExecEnded { exec: record });
+            self.lose_exec(&mut state, id, reason);
         }
         drop(state);
         self.lose_terminals(reason);
+    }
+
+    /// An exec has gone, and how it ended nobody knows.
+    pub fn lose_exec(&self, state: &mut State, id: ExecId, reason: &str) {
+        let (out, err) = (JournalName::Stdout(id), JournalName::Stderr(id));
+        let out_bytes = state.journals.ensure_open(&out).unwrap_or_default();
+        let err_bytes = state.journals.ensure_open(&err).unwrap_or_default();
+        state.journals.end(&out);
+        state.journals.end(&err);
+        let Ok(exec) = state.works.get(id) else { return };
+        exec.record.send_modify(|record| {
+            record.state = ExecState::Lost;
+            record.reason = Some(reason.to_owned());
+            record.ended_at = Some(now());
+            record.stdout_bytes = out_bytes;
+            record.stderr_bytes = err_bytes;
+        });
+        let record = exec.record.borrow().clone();
+        state.facts.record(Fact::ExecEnded { exec: record });
     }
 }

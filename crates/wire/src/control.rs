@@ -11,8 +11,8 @@
 use crate::{
     error::WireError,
     files::{FileReply, FileRequest},
-    layout::JournalName,
-    records::{ExecRecord, ProcessRecord, Program, ServiceRecord, Stats, TerminalRecord, Unsaveable},
+    layout::{JournalName, TakesOver},
+    records::{Activity, ExecRecord, ProcessRecord, Program, ServiceRecord, Stats, TerminalRecord, Unsaveable},
 };
 use model::{EndReason, ExecId, Generation, Offset, Resources, ServiceName, ServiceSpec, SessionId, TerminalId};
 use serde::{Deserialize, Serialize};
@@ -39,6 +39,9 @@ pub struct SuperviseSpec {
     pub identity: Option<crate::guest::Identity>,
     /// What an image made by this sandbox needs to be loaded again.
     pub pins: Pins,
+    /// With [`Start::Restore`]: how long the session slept; programs inside are told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gap_ms: Option<u64>,
 }
 
 /// How the sandbox comes to life.
@@ -49,6 +52,20 @@ pub enum Start {
     /// From the memory image in this directory.
     Restore {
         image: PathBuf,
+    },
+    /// From a sandbox whose supervisor has died: it is captured, ended and restored, with a channel of its own.
+    Recapture {
+        /// Its memory goes by way of the image of that generation. Where the sandbox is gone and a whole image lies there
+        /// that nothing has run on from, it goes on from that.
+        from: TakesOver,
+        /// It was paused, and is paused again.
+        #[serde(default)]
+        paused: bool,
+        /// What runs in it, as the store knows.
+        #[serde(default)]
+        execs: Vec<ExecRecord>,
+        #[serde(default)]
+        terminals: Vec<TerminalRecord>,
     },
 }
 
@@ -165,6 +182,17 @@ pub enum Request {
     Stats,
     Processes,
     Unsaveable,
+    /// What goes on in the session, and since when nothing does. `window_ms`: over which to take the mean of the CPU.
+    Activity {
+        window_ms: u64,
+    },
+    /// Tells programs inside that listen what is about to happen: [`crate::guest::Request::Moment`]. Also answered where
+    /// nobody can be told.
+    Moment {
+        moment: String,
+        #[serde(default)]
+        seconds: Option<u64>,
+    },
 
     /// Frozen in place. Repeating it is no error.
     Pause,
@@ -184,6 +212,9 @@ pub enum Request {
     /// A wake within the grace period.
     Thaw {
         generation: Generation,
+        /// How long the session slept; programs inside are told.
+        #[serde(default)]
+        gap_ms: Option<u64>,
     },
     /// Ends the sandbox and the supervisor; programs get TERM and `grace_ms` first.
     Shutdown {
@@ -208,6 +239,9 @@ pub struct ExecStart {
     pub timeout_ms: Option<u64>,
     #[serde(default)]
     pub actor: Option<String>,
+    /// The hook that this is; hooks aren't activity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hook: Option<String>,
 }
 
 /// A new terminal.
@@ -279,6 +313,9 @@ pub enum Answer {
     },
     Unsaveable {
         items: Vec<Unsaveable>,
+    },
+    Activity {
+        activity: Activity,
     },
     Captured(Captured),
     /// The request's stream of bytes follows.

@@ -68,11 +68,36 @@ pub enum Fact {
     Unsaveable {
         items: Vec<Unsaveable>,
     },
+    /// A program's own words for the session's history.
+    Note {
+        text: String,
+    },
+    /// A program asked for the session to be kept awake for so long; 0: no longer.
+    KeepAwake {
+        seconds: u64,
+    },
+    /// A program said what it waits for, such as a `person`; `None`: for nothing any more.
+    AgentWaiting {
+        #[serde(default, rename = "for")]
+        for_: Option<String>,
+        #[serde(default)]
+        text: Option<String>,
+    },
     /// Memory ran out; `killed` names what was ended for it.
     Oom {
         limit_bytes: u64,
         used_bytes: u64,
         killed: Option<String>,
+    },
+    /// The session's disk has become larger than it may be. Told once, until it is within its limit again.
+    DiskOver {
+        limit_bytes: u64,
+        used_bytes: u64,
+    },
+    /// The session's disk is within its limit again.
+    DiskWithin {
+        limit_bytes: u64,
+        used_bytes: u64,
     },
     FilesWritten {
         path: String,

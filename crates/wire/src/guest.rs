@@ -103,6 +103,13 @@ pub struct Hello {
     /// Where the output of services that this guest has not run yet goes on: their journals are older than it.
     #[serde(default)]
     pub service_offsets: BTreeMap<ServiceName, Offset>,
+    /// With the Hello that ends a sleep: how long it was, where that is known.
+    #[serde(default)]
+    pub gap_ms: Option<u64>,
+    /// Whoever sent the guest's input before is gone, with all of it that had not arrived: what the guest has of it is all
+    /// there will be, and counts as acknowledged.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keep_input: bool,
 }
 
 /// What makes one session's inside differ from another's. Applied when it differs from what the
@@ -167,6 +174,9 @@ pub struct ReceivingStream {
     pub stream: StreamId,
     pub role: Role,
     pub received: Offset,
+    /// Its end has arrived, too, and is kept. Only told where [`Hello::keep_input`] asked for it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ended: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -241,6 +251,17 @@ pub enum Request {
     Processes,
     /// What can't be saved as things stand.
     Unsaveable,
+    /// How busy the inside was during the last `window_ms` of awake time.
+    Activity {
+        window_ms: u64,
+    },
+    /// Something is about to happen to the session, for the programs that listen: `before_hibernate`, `before_stop`, or
+    /// `timeout_near` with the `seconds` that are left.
+    Moment {
+        moment: String,
+        #[serde(default)]
+        seconds: Option<u64>,
+    },
     /// Flushes what programs have written to the disk.
     Sync,
     /// Ends the largest work by memory; asked when the session's memory is at its limit.
@@ -277,10 +298,42 @@ pub enum Reply {
     Unsaveable {
         items: Vec<Unsaveable>,
     },
+    Activity {
+        activity: GuestActivity,
+    },
     /// What was killed, if there was anything.
     Killed {
         work: Option<Work>,
     },
+}
+
+/// How busy the inside is. All times are awake time: what was slept through isn't counted.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct GuestActivity {
+    /// Mean CPU of all programs over `known_ms`, in percent of one core; the guest's own isn't counted.
+    #[serde(default)]
+    pub cpu_percent: f64,
+    /// How much of the window that was asked for has been looked at. Looking begins anew with each wake.
+    #[serde(default)]
+    pub known_ms: u64,
+    /// Since the last few seconds in which programs used more CPU than idle ones do; `None`: not since looking began.
+    #[serde(default)]
+    pub busy_ago_ms: Option<u64>,
+    /// How long a program has asked for the session to be kept awake yet.
+    #[serde(default)]
+    pub keep_awake_ms: Option<u64>,
+    #[serde(default)]
+    pub waiting: Option<Waiting>,
+}
+
+/// What a program inside has said that it waits for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waiting {
+    /// A word; `person` for somebody's answer.
+    #[serde(rename = "for")]
+    pub for_: String,
+    #[serde(default)]
+    pub text: Option<String>,
 }
 
 /// What the guest tells unasked.
@@ -314,6 +367,45 @@ pub enum GuestEvent {
     Unsaveable {
         items: Vec<Unsaveable>,
     },
+    /// A program's own words for the session's history.
+    Note {
+        text: String,
+    },
+    /// A program asks for the session to be kept awake for so long from now; 0: no longer.
+    KeepAwake {
+        seconds: u64,
+    },
+    /// A program says what it waits for; `None`: for nothing any more.
+    Waiting {
+        #[serde(default, rename = "for")]
+        for_: Option<String>,
+        #[serde(default)]
+        text: Option<String>,
+    },
     #[serde(other)]
     Unknown,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_newer_guest_tells_is_an_event_that_can_be_acknowledged() {
+        let newer = r#"{"t":"event","seq":4,"event":{"e":"levitated","height":{"m":3},"tags":["a"]}}"#;
+        let message: FromGuest = serde_json::from_str(newer).unwrap();
+        assert_eq!(message, FromGuest::Event { seq: 4, event: GuestEvent::Unknown });
+    }
+
+    #[test]
+    fn an_older_supervisors_hello_says_nothing_of_a_gap() {
+        let hello: Hello = serde_json::from_str(r#"{"protocol":1,"session":null,"generation":2}"#).unwrap();
+        assert_eq!((hello.generation, hello.gap_ms), (Generation(2), None));
+    }
+
+    #[test]
+    fn what_is_waited_for_is_called_for() {
+        let event = GuestEvent::Waiting { for_: Some("person".into()), text: None };
+        assert_eq!(serde_json::to_string(&event).unwrap(), r#"{"e":"waiting","for":"person","text":null}"#);
+    }
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! DATA/sessions/ID/
 //!   disk/upper  disk/work       the session's own layer
+//!   disk/over                   there while that is larger than it may be
 //!   root/                       where the overlay is mounted while there is a sandbox
 //!   execs/EXEC.stdout/ …        journals
 //!   terminals/TERM.tty/
@@ -10,6 +11,7 @@
 //!   facts/                      what the supervisor wrote down for the server
 //!   image/N/                    memory image of generation N
 //!   run/                        socket, pid file, bundle and logs of the present supervisor
+//!     notes/TERM                what was typed by whom and how large the terminal is: see `terminal_notes`
 //! ```
 
 use model::{ExecId, Generation, ServiceName, TerminalId};
@@ -67,6 +69,11 @@ impl SessionLayout {
         self.dir.join("disk/work")
     }
 
+    /// There while the disk is over its limit and that was told; holds how much was used.
+    pub fn disk_over(&self) -> PathBuf {
+        self.dir.join("disk/over")
+    }
+
     pub fn root(&self) -> PathBuf {
         self.dir.join("root")
     }
@@ -106,6 +113,11 @@ impl SessionLayout {
         self.dir.join("run/bundle")
     }
 
+    /// What the supervisor notes about a terminal while it is used, for one that may have to take it over.
+    pub fn terminal_notes(&self, terminal: TerminalId) -> PathBuf {
+        self.dir.join(format!("run/notes/{terminal}"))
+    }
+
     pub fn journal(&self, name: &JournalName) -> PathBuf {
         match name {
             JournalName::Stdout(exec) => self.dir.join(format!("execs/{exec}.stdout")),
@@ -130,4 +142,17 @@ pub struct SupervisorMark {
     /// Process ids of the sandbox, for cleaning up after a dead supervisor.
     #[serde(default)]
     pub sandbox_pids: Vec<u32>,
+    /// The sandbox of a dead supervisor that this one takes over. As long as that lives it, and not [`Self::container`],
+    /// is the session's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub takes_over: Option<TakesOver>,
+}
+
+/// A sandbox whose supervisor has died.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TakesOver {
+    /// The runtime's name for it.
+    pub container: String,
+    /// Its generation. The image of that number is its memory, once it is whole.
+    pub generation: Generation,
 }

@@ -51,6 +51,9 @@ pub struct ExecRecord {
     pub stdout_bytes: Offset,
     #[serde(default)]
     pub stderr_bytes: Offset,
+    /// The hook that it is, such as `on_wake`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hook: Option<String>,
 }
 
 /// One terminal.
@@ -166,4 +169,60 @@ pub struct Stats {
     pub cgroup_memory_bytes: Option<u64>,
     #[serde(default)]
     pub oom_kills: u64,
+}
+
+/// What goes on in a session. All times are awake time: pauses and sleep aren't counted.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Activity {
+    /// For how long nothing has happened: no exec ran, nobody typed, no terminal printed, no file was written from
+    /// outside, programs used next to no CPU, and none had asked to be kept awake. 0 while something of that goes on.
+    pub quiet_ms: u64,
+    /// What goes on now or did within the last five seconds.
+    #[serde(default)]
+    pub keeps_awake: Vec<KeepsAwake>,
+    /// The latest that happened.
+    #[serde(default)]
+    pub last: Option<LastActivity>,
+    /// Mean CPU of the programs inside over `window_ms`, in percent of one core.
+    #[serde(default)]
+    pub cpu_percent: f64,
+    /// How much of the window that was asked for is known.
+    #[serde(default)]
+    pub window_ms: u64,
+    /// Execs that run, hooks left out.
+    #[serde(default)]
+    pub execs: u64,
+    /// Viewers of terminals, those that only watch included.
+    #[serde(default)]
+    pub clients: u64,
+    /// Since the last viewer, exec or file request of a client; 0 while there is one.
+    #[serde(default)]
+    pub no_clients_ms: u64,
+    /// Output waits for room on the disk: programs may stand still for it.
+    #[serde(default)]
+    pub output_waits: bool,
+    /// What a program inside says that it waits for.
+    #[serde(default)]
+    pub waiting: Option<crate::guest::Waiting>,
+}
+
+/// Something that keeps a session from being idle.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeepsAwake {
+    /// `exec`, `asked` (by a program inside), `cpu`, `output`, `typing`, `file`, `note`, `terminal` (opened), or
+    /// `unresponsive`: the guest doesn't say what it does.
+    pub kind: String,
+    /// In words for people.
+    #[serde(default)]
+    pub what: String,
+}
+
+/// The latest thing that happened in a session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastActivity {
+    /// As in [`KeepsAwake`], or `start` where nothing has happened since the sandbox began to run.
+    pub kind: String,
+    pub ago_ms: u64,
+    #[serde(default)]
+    pub what: String,
 }

@@ -50,7 +50,8 @@ pub(crate) async fn token_new(
         Some(scopes) if scopes.is_empty() => return Err(ApiError::bad_field("scopes", "a token has at least one scope")),
         Some(scopes) => scopes.into_iter().map(view::scope).collect(),
     };
-    let new = NewToken { name, scopes, sessions: body.sessions, ttl_seconds: body.ttl_seconds };
+    let limits = body.limits.map(Into::into).unwrap_or_default();
+    let new = NewToken { name, scopes, sessions: body.sessions, ttl_seconds: body.ttl_seconds, limits };
     let made = app.engine().token_new(&who, new).await?;
     Ok(extract::json(StatusCode::CREATED, &view::token(made.row, Some(made.secret))))
 }

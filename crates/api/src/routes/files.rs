@@ -308,9 +308,14 @@ pub(crate) async fn rename(
     Ok(super::done())
 }
 
-/// Changes of a directory as server-sent events, until the client closes.
+/// Changes of a file or directory as server-sent events, until the client closes or the sandbox ends, as by a hibernate.
+///
+/// Files are looked at several times a second, more seldom where there are many: what happens and is undone in between isn't
+/// told, and the events of one look have no order in time. A link is not followed. What is watched may go and come back.
+/// `overflow` says that more happened than can be told, or that there are more than 100,000 files, of which the rest isn't
+/// watched.
 #[utoipa::path(get, path = "/v1/sessions/{id}/files/watch", tag = "files", params(("id" = String, Path,), WatchQuery),
-    responses((status = 200, body = serde_json::Value, content_type = "text/event-stream", description = "`{kind, path, is_dir}`"),
+    responses((status = 200, body = serde_json::Value, content_type = "text/event-stream", description = "`{kind, path, is_dir}`; kinds: `created`, `modified`, `removed`, `moved_from` and `moved_to` (one after the other), `overflow`"),
         (status = "default", body = Problem)))]
 pub(crate) async fn watch(
     Shared(app): Shared<AppState>,

@@ -6,8 +6,6 @@ use http::Uri;
 
 /// Method and address.
 pub(crate) const ADDRESSES: &[(&str, &str)] = &[
-    ("POST", "/v1/sessions/{id}/connect"),
-    ("POST", "/v1/sessions/{id}/extend"),
     ("POST", "/v1/sessions/{id}/snapshots"),
     ("POST", "/v1/sessions/{id}/fork"),
     ("POST", "/v1/sessions/{id}/rollback"),

@@ -8,19 +8,21 @@ use crate::{
     extract::{self, Json, NoQuery, OperationPath, Query, SessionPath},
     stream,
 };
-use api_types::{Hibernate, Operation, Problem, Session};
+use api_types::{Extend, Hibernate, Operation, Problem, Session};
 use axum::{extract::State as Shared, response::Response};
 use engine::Transition;
 use http::StatusCode;
 use model::{OperationId, SessionId};
 
-/// Whether to wait for the end of an operation.
+/// What to wait for.
 #[derive(Debug, Default, serde::Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct WaitQuery {
     /// `false`: answer 202 with the operation at once. True where missing.
     pub wait: Option<bool>,
+    /// `true`: answer once the hooks that a wake or start has begun have ended, too.
+    pub wait_for_hooks: Option<bool>,
 }
 
 async fn transition(app: AppState, who: Principal, id: SessionId, to: Transition, wait: WaitQuery) -> Result<Response, ApiError> {
@@ -34,6 +36,9 @@ async fn transition(app: AppState, who: Principal, id: SessionId, to: Transition
     let (engine, caller) = (app.engine().clone(), who.clone());
     let waiting = async move {
         let done = engine.transition(&caller, id, to, true).await?;
+        if wait.wait_for_hooks == Some(true) {
+            engine.hooks_ended(id).await?;
+        }
         Ok((StatusCode::OK, view::session(&done.view, &caller)))
     };
     stream::padded(StatusCode::OK, waiting, move |_| async move {
@@ -101,6 +106,19 @@ transitions! {
     stop = Transition::Stop, "/v1/sessions/{id}/stop";
     /// A fresh boot on the same disk.
     start = Transition::Start, "/v1/sessions/{id}/start";
+}
+
+/// Let the present sandbox run longer: moves `timeout_at`.
+#[utoipa::path(post, path = "/v1/sessions/{id}/extend", tag = "lifecycle", params(("id" = String, Path,)), request_body = Extend,
+    responses((status = 200, body = Session), (status = "default", body = Problem)))]
+pub(crate) async fn extend(
+    Shared(app): Shared<AppState>,
+    who: Principal,
+    SessionPath(id): SessionPath,
+    _: Query<NoQuery>,
+    Json(body): Json<Extend>,
+) -> Result<Response, ApiError> {
+    Ok(extract::ok(&view::session(&app.engine().extend(&who, id, body.seconds).await?, &who)))
 }
 
 /// Show an operation.

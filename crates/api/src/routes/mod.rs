@@ -1,6 +1,7 @@
 //! Every address of the interface, in one table that the OpenAPI text is held against.
 
 pub(crate) mod admin;
+pub(crate) mod connect;
 pub(crate) mod events;
 pub(crate) mod exec_output;
 pub(crate) mod execs;
@@ -113,6 +114,8 @@ pub(crate) fn table() -> Table {
         .add("POST", "/v1/sessions/{id}/unpause", lifecycle::unpause)
         .add("POST", "/v1/sessions/{id}/stop", lifecycle::stop)
         .add("POST", "/v1/sessions/{id}/start", lifecycle::start)
+        .add("POST", "/v1/sessions/{id}/extend", lifecycle::extend)
+        .add("POST", "/v1/sessions/{id}/connect", connect::connect)
         .add("GET", "/v1/operations/{operation}", lifecycle::operation)
         .add("POST", "/v1/sessions/{id}/execs", execs::create)
         .add("GET", "/v1/sessions/{id}/execs", execs::list)

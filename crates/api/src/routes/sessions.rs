@@ -84,6 +84,7 @@ fn wanted(body: CreateSession) -> Result<NewSession, ApiError> {
         ttl_seconds: body.ttl_seconds,
         ephemeral: body.ephemeral.unwrap_or(false),
         services: body.services,
+        hooks: body.hooks.into_iter().map(|(name, hook)| (name, hook.argv())).collect(),
     })
 }
 
@@ -188,8 +189,10 @@ pub(crate) async fn show(
     SessionPath(id): SessionPath,
     _: Query<NoQuery>,
 ) -> Result<Response, ApiError> {
+    app.engine().session(id).await?;
+    let activity = app.engine().activity(id).await.map(view::activity);
     let view = app.engine().session(id).await?;
-    Ok(extract::ok(&view::session(&view, &who)))
+    Ok(extract::ok(&Session { activity, ..view::session(&view, &who) }))
 }
 
 /// Change a session. What is missing stays; `null` clears.

@@ -1,10 +1,10 @@
 //! The engine's records in the words of the interface.
 
-use api_types::{Event, Operation, OperationRef, Parent, Service, Session, Template, Token, Usage};
+use api_types::{Event, KeepsAwake, Operation, OperationRef, Parent, Service, Session, SessionActivity, Template, Token, Usage};
 use engine::{Caller, Scope, SessionView};
-use model::{IdleAction, Offset, State, Timestamp};
-use std::time::Duration;
+use model::{Offset, Timestamp};
 use store::{EventRow, OperationRow, TokenRow};
+use wire::records::Activity;
 
 /// A session, as this caller sees it.
 pub(crate) fn session(view: &SessionView, who: &crate::auth::Principal) -> Session {
@@ -16,6 +16,7 @@ pub(crate) fn session(view: &SessionView, who: &crate::auth::Principal) -> Sessi
         task: row.task.clone(),
         state: row.state,
         reason: row.reason.clone(),
+        sentence: view.sentence(),
         runtime: row.runtime,
         template: row.template.clone(),
         generation: row.generation,
@@ -27,7 +28,7 @@ pub(crate) fn session(view: &SessionView, who: &crate::auth::Principal) -> Sessi
         updated_at: row.updated_at,
         last_activity_at: row.last_activity_at,
         idle: row.idle,
-        hibernate_after: hibernate_after(view),
+        hibernate_after: view.hibernate_after,
         timeout_seconds: row.timeout_seconds,
         timeout_at: row.timeout_at,
         on_timeout: row.on_timeout,
@@ -48,13 +49,27 @@ pub(crate) fn session(view: &SessionView, who: &crate::auth::Principal) -> Sessi
         }),
         access: who.furthest().map(|scope| scope.as_str().to_owned()),
         usage: Usage::default(),
+        activity: None,
         server_time: crate::now(),
     }
 }
 
-fn hibernate_after(view: &SessionView) -> Option<Timestamp> {
-    let idle = view.row.idle.filter(|idle| idle.action != IdleAction::None)?;
-    (view.row.state == State::Running).then(|| view.row.last_activity_at.plus(Duration::from_secs(idle.after_seconds)))
+/// What goes on in a running session.
+pub(crate) fn activity(activity: Activity) -> SessionActivity {
+    let seconds = |ms: u64| ms as f64 / 1000.0;
+    let (waiting_for, waiting_text) = activity.waiting.map(|waiting| (Some(waiting.for_), waiting.text)).unwrap_or_default();
+    SessionActivity {
+        quiet_seconds: seconds(activity.quiet_ms),
+        keeps_awake: activity.keeps_awake.into_iter().map(|keeps| KeepsAwake { kind: keeps.kind, what: keeps.what }).collect(),
+        last_seconds_ago: activity.last.as_ref().map(|last| seconds(last.ago_ms)),
+        last_kind: activity.last.map(|last| last.kind),
+        cpu_percent: (activity.cpu_percent * 10.0).round() / 10.0,
+        execs: activity.execs,
+        clients: activity.clients,
+        output_waits: activity.output_waits,
+        waiting_for,
+        waiting_text,
+    }
 }
 
 /// A service as it was declared; how it runs, only its sandbox knows.
@@ -105,6 +120,7 @@ pub(crate) fn token(row: TokenRow, secret: Option<String>) -> Token {
         name: row.name,
         scopes: row.scopes.iter().filter_map(|scope| scope.parse().ok()).collect(),
         sessions: row.sessions,
+        limits: (row.limits != model::TokenLimits::default()).then(|| row.limits.into()),
         created_at: row.created_at,
         expires_at: row.expires_at,
         last_used_at: row.last_used_at,

@@ -7,8 +7,10 @@ use super::{
     select,
     text::{Table, local, size},
 };
-use crate::args::{TemplateCommand, TokenCommand};
-use api_types::{CreateTemplate, CreateToken, Scope, ServerInfo, Shutdown, ShutdownAnswer, Template, TemplateKind, Token};
+use crate::args::{LimitFlags, TemplateCommand, TokenCommand};
+use api_types::{
+    CreateTemplate, CreateToken, Scope, ServerInfo, Shutdown, ShutdownAnswer, Template, TemplateKind, Token, TokenLimits,
+};
 use serde_json::{Value, json};
 use std::{
     path::Path,
@@ -79,7 +81,7 @@ fn absolute(path: &Path) -> Result<String> {
 /// What the server refuses.
 pub async fn token(ctx: &Context, command: TokenCommand) -> Result<()> {
     match command {
-        TokenCommand::New { name, scope, session, ttl } => {
+        TokenCommand::New { name, scope, session, ttl, limits } => {
             let mut sessions = Vec::new();
             for word in &session {
                 sessions.push(select::session(&ctx.client, word).await?.id);
@@ -89,6 +91,7 @@ pub async fn token(ctx: &Context, command: TokenCommand) -> Result<()> {
                 scopes: Some(scope),
                 sessions: (!sessions.is_empty()).then_some(sessions),
                 ttl_seconds: ttl.map(|ttl| ttl.as_secs()),
+                limits: limits_of(limits),
             };
             let value: Value = ctx.client.json(Call::post("/v1/tokens", &request)).await?;
             if ctx.json {
@@ -104,7 +107,7 @@ pub async fn token(ctx: &Context, command: TokenCommand) -> Result<()> {
             if ctx.json {
                 return ctx.print_json(&json!({ "items": values }));
             }
-            let mut table = Table::new(&["ID", "NAME", "SCOPES", "SESSIONS", "MADE", "LAST USED", "STATE"]);
+            let mut table = Table::new(&["ID", "NAME", "SCOPES", "SESSIONS", "LIMITS", "MADE", "LAST USED", "STATE"]);
             for value in &values {
                 let token: Token = Context::read(value)?;
                 let when = |at: Option<model::Timestamp>| at.map_or_else(|| "-".to_owned(), local);
@@ -113,6 +116,7 @@ pub async fn token(ctx: &Context, command: TokenCommand) -> Result<()> {
                     token.name.clone(),
                     token.scopes.iter().copied().map(Scope::as_str).collect::<Vec<_>>().join(","),
                     token.sessions.as_ref().map_or_else(|| "all".to_owned(), |sessions| sessions.len().to_string()),
+                    token.limits.as_ref().map_or_else(|| "-".to_owned(), limits_text),
                     local(token.created_at),
                     when(token.last_used_at),
                     state_of(&token),
@@ -129,6 +133,29 @@ pub async fn token(ctx: &Context, command: TokenCommand) -> Result<()> {
             Ok(())
         }
     }
+}
+
+/// The limits that were given; `None` where none was.
+fn limits_of(flags: LimitFlags) -> Option<TokenLimits> {
+    let limits = TokenLimits {
+        sessions: flags.max_sessions,
+        running_sessions: flags.max_running,
+        cpus: flags.max_cpus,
+        memory_bytes: flags.max_memory,
+        disk_bytes: flags.max_disk,
+    };
+    (limits != TokenLimits::default()).then_some(limits)
+}
+
+fn limits_text(limits: &TokenLimits) -> String {
+    let parts = [
+        limits.sessions.map(|count| format!("{count} sessions")),
+        limits.running_sessions.map(|count| format!("{count} running")),
+        limits.cpus.map(|cpus| format!("{cpus} cpus")),
+        limits.memory_bytes.map(|bytes| format!("{} memory", size(bytes.0))),
+        limits.disk_bytes.map(|bytes| format!("{} disk", size(bytes.0))),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 fn state_of(token: &Token) -> String {

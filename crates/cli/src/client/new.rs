@@ -7,7 +7,7 @@ use super::{
     http::Call,
 };
 use crate::args::{NewOptions, OnIdle};
-use api_types::{CreateSession, CreatedSession, ProblemCode, Session, Source};
+use api_types::{CreateSession, CreatedSession, Session, Source};
 use model::{IdleAction, IdlePolicy, IdleWhen, Key, Resources, Runtime, State};
 use serde_json::{Value, json};
 use std::{process::ExitCode, time::Duration};
@@ -59,16 +59,8 @@ pub async fn run(
 
 /// Gets or creates a session, and says on standard error what isn't as it was asked for.
 async fn ensure_session(ctx: &Context, key: Option<String>, options: NewOptions) -> Result<(Session, Value)> {
-    let idle_by_default = options.idle.is_none() && options.on_idle.is_none();
-    let mut request = request(key, options)?;
-    let value: Value = match ctx.client.json(Call::post("/v1/sessions", &request)).await {
-        // A server that doesn't watch for idleness yet: nobody asked for it by name, and it is as if it never came.
-        Err(failure) if idle_by_default && lacks(&failure, "idle") => {
-            request.idle = None;
-            ctx.client.json(Call::post("/v1/sessions", &request)).await?
-        }
-        answer => answer?,
-    };
+    let request = request(key, options)?;
+    let value: Value = ctx.client.json(Call::post("/v1/sessions", &request)).await?;
     let made: CreatedSession = Context::read(&value)?;
     if let Some(ignored) = made.ignored.filter(|fields| !fields.is_empty()) {
         let names: Vec<String> = ignored.into_iter().map(|field| field.0).collect();
@@ -78,12 +70,6 @@ async fn ensure_session(ctx: &Context, key: Option<String>, options: NewOptions)
         ctx.note(&format!("replaces session {} ({})", replaced.session_id, replaced.reason));
     }
     Ok((made.session, value))
-}
-
-/// True where the server refuses because it doesn't know what to do with `field` yet.
-fn lacks(failure: &Failure, field: &str) -> bool {
-    let problem = failure.problem.as_ref();
-    problem.is_some_and(|p| p.code == ProblemCode::NotBuilt && p.field.as_deref() == Some(field))
 }
 
 /// What the options ask for. Nothing that was given is left out: what isn't built yet, the server refuses.

@@ -139,6 +139,7 @@ fn describe(session: &Session) -> String {
         "under way",
         session.operation.as_ref().map(|op| format!("{} since {} (operation {})", op.kind, local(op.started_at), op.id)),
     );
+    some("in short", Some(session.sentence.clone()).filter(|sentence| !sentence.is_empty()));
     some("memory", Some(session.memory.to_string()));
     some("runtime", Some(session.runtime.to_string()));
     some("template", Some(session.template.clone()));
@@ -153,6 +154,17 @@ fn describe(session: &Session) -> String {
         session.idle.map(|idle| format!("{} after {}", idle.action, span(Duration::from_secs(idle.after_seconds)))),
     );
     some("idle until", session.hibernate_after.map(local));
+    if let Some(activity) = &session.activity {
+        for keeps in &activity.keeps_awake {
+            let what = if keeps.what.is_empty() { String::new() } else { format!("  {}", keeps.what) };
+            some("awake for", Some(format!("{}{what}", keeps.kind)));
+        }
+        let quiet = span(Duration::from_secs_f64(activity.quiet_seconds.max(0.0)));
+        some("quiet for", activity.keeps_awake.is_empty().then(|| format!("{quiet}, CPU {} %", activity.cpu_percent)));
+        some("output", activity.output_waits.then(|| "waits: the disk is full".to_owned()));
+        let text = activity.waiting_text.as_deref().map(|text| format!(": {text}")).unwrap_or_default();
+        some("waits for", activity.waiting_for.as_ref().map(|who| format!("{who}{text}")));
+    }
     some("time limit", session.timeout_at.map(|at| format!("{} at {}", session.on_timeout, local(at))));
     some("expires", session.expires_at.map(local));
     some("wakes", session.wake_at.map(local));

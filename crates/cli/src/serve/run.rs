@@ -120,6 +120,7 @@ fn config(settings: &Settings) -> anyhow::Result<engine::Config> {
         default_template: DEFAULT_TEMPLATE.to_owned(),
         confirm: settings.confirm,
         keep_output: settings.keep_output,
+        webhooks: settings.webhooks.clone(),
     })
 }
 

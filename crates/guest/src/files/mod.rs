@@ -6,6 +6,7 @@
 
 mod archive;
 mod list;
+mod look;
 mod root;
 mod single;
 mod transfer;
@@ -140,7 +141,7 @@ impl Guest {
         request: FileRequest,
     ) -> Option<Result<FileReply, WireError>> {
         if let FileRequest::Watch { path, recursive } = &request {
-            let watch = match watch::Watch::start(path, *recursive) {
+            let watch = match watch::Watch::start(self, stream, path, *recursive).await {
                 Ok(watch) => watch,
                 Err(error) => {
                     self.hub.borrow_mut().forget(stream);

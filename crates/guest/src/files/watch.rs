@@ -1,163 +1,164 @@
-//! Telling changes of files as they happen; inotify(7).
+//! Telling changes of files by looking at them again and again.
+//!
+//! inotify(7) would tell sooner, but gVisor can be left by it with a directory that it can never save again, and then
+//! no sleep works any more. So what is watched is looked at on a helper thread, and a look's differences from the one
+//! before are told. What happens and is undone between two looks isn't seen.
 
-use super::absolute;
-use crate::{
-    guest::{Guest, path_error},
-    ready::{For, Watched},
+use super::{
+    absolute,
+    look::{Look, differences},
 };
-use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use crate::guest::{Guest, blocking, path_error};
 use std::{
-    collections::HashMap,
     fs,
-    mem::MaybeUninit,
-    os::unix::ffi::OsStrExt,
-    path::{Path, PathBuf},
+    path::PathBuf,
     rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
 };
-use wire::{StreamId, WireError, files::WatchEvent};
+use wire::{Code, StreamId, WireError, files::WatchEvent, window::WINDOW};
 
-/// Most directories watched by one request; more would make a careless `/` expensive.
-const MOST: usize = 8192;
+/// Between two looks that cost next to nothing.
+const LOOK: Duration = Duration::from_millis(250);
+/// A look is followed by a rest this many times as long, so that looking takes no more than about 5 % of the time.
+const REST: u32 = 20;
+/// Most files and directories looked at by one watch; more would make a careless `/` expensive.
+const MOST: usize = 100_000;
 
-/// A watch on a file, a directory, or a whole tree.
+/// What is watched, and how it was found at the last look.
 pub struct Watch {
-    fd: Watched,
-    paths: HashMap<i32, PathBuf>,
+    path: PathBuf,
     recursive: bool,
+    last: Arc<Look>,
+    rest: Duration,
+}
+
+/// What a look brought.
+struct Seen {
+    look: Look,
+    differences: Vec<WatchEvent>,
 }
 
 impl Watch {
+    /// Looks at a file, a directory, or a whole tree for the first time.
+    ///
     /// # Errors
-    /// What the kernel says about the path.
-    pub fn start(path: &str, recursive: bool) -> Result<Self, WireError> {
+    /// What the kernel says about the path; [`Code::Ended`] where the stream went meanwhile.
+    pub async fn start(guest: &Rc<Guest>, stream: StreamId, path: &str, recursive: bool) -> Result<Self, WireError> {
         let path = absolute(path)?;
-        let fd = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC);
-        let fd = fd.map_err(std::io::Error::from).and_then(Watched::new).map_err(|e| path_error(&path, &e))?;
-        let mut watch = Self { fd, paths: HashMap::new(), recursive };
-        let top = PathBuf::from(&path);
-        watch.add(&top).map_err(|e| path_error(&path, &e))?;
-        if recursive {
-            watch.add_below(top);
-        }
-        Ok(watch)
-    }
-
-    fn add(&mut self, path: &Path) -> std::io::Result<()> {
-        use WatchFlags as W;
-        let flags = W::CREATE | W::MODIFY | W::ATTRIB | W::DELETE | W::DELETE_SELF | W::MOVED_FROM | W::MOVED_TO;
-        let id = inotify::add_watch(self.fd.get_ref(), path, flags)?;
-        self.paths.insert(id, path.to_owned());
-        Ok(())
-    }
-
-    fn add_below(&mut self, top: PathBuf) {
-        let mut queue = vec![top];
-        while let Some(dir) = queue.pop() {
-            let Ok(entries) = fs::read_dir(&dir) else { continue };
-            for entry in entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())) {
-                if self.paths.len() >= MOST {
-                    return;
-                }
-                if self.add(&entry.path()).is_ok() {
-                    queue.push(entry.path());
-                }
+        let looked_at = path.clone();
+        let there = blocking(move || fs::symlink_metadata(&looked_at).map(drop)).await?;
+        there.map_err(|e| path_error(&path, &e))?;
+        let mut watch = Self { path: path.into(), recursive, last: Arc::default(), rest: LOOK };
+        match watch.look(guest, stream).await {
+            None => Err(WireError::new(Code::Ended, "nobody wants the watch any more")),
+            Some(seen) => {
+                watch.last = Arc::new(seen?.look);
+                Ok(watch)
             }
         }
     }
 
     /// Sends events until the stream is gone.
     pub async fn run(mut self, guest: &Rc<Guest>, stream: StreamId) {
-        let mut lost = false;
+        // Told once: from then on only what fits is looked at.
+        let mut told_cut = false;
         loop {
-            let Some((room, bell)) = guest.hub.borrow().room(stream) else { return };
-            let mut lines = Vec::new();
-            for event in self.read() {
-                let mut line = serde_json::to_vec(&event).unwrap_or_default();
-                line.push(b'\n');
-                lines.extend(line);
+            let mut events = Vec::new();
+            if self.last.is_cut() && !std::mem::replace(&mut told_cut, true) {
+                events.push(overflow());
             }
-            if lost || lines.len() > room {
-                // Watchers that don't read are told that they missed something.
-                lines = br#"{"kind":"overflow","path":"","is_dir":false}"#.to_vec();
-                lines.push(b'\n');
-                lost = lines.len() > room;
+            match self.next(guest, stream).await {
+                None => return,
+                Some(Err(error)) => {
+                    // Another thread may be had later.
+                    log!("watching {}: {error}", self.path.display());
+                    continue;
+                }
+                Some(Ok(seen)) => {
+                    events.extend(seen.differences);
+                    self.last = Arc::new(seen.look);
+                }
             }
-            if !lost && !lines.is_empty() {
-                guest.hub.borrow_mut().take_in(stream, &lines);
-                continue;
-            }
-            tokio::select! {
-                () = bell.notified() => {}
-                () = self.fd.ready(For::Reading) => {}
+            if !events.is_empty() && !send(guest, stream, &events).await {
+                return;
             }
         }
     }
 
-    fn read(&mut self) -> Vec<WatchEvent> {
-        let mut events = Vec::new();
-        let mut new_dirs = Vec::new();
-        let mut gone = Vec::new();
-        let result = self.fd.try_io(For::Reading, |fd| {
-            let mut space = [MaybeUninit::<u8>::uninit(); 16 * 1024];
-            let mut reader = Reader::new(fd, &mut space);
-            loop {
-                let event = reader.next()?;
-                let flags = event.events();
-                if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
-                    events.push(WatchEvent { kind: "overflow".into(), path: String::new(), is_dir: false });
-                    continue;
-                }
-                let Some(dir) = self.paths.get(&event.wd()) else { continue };
-                if flags.contains(ReadFlags::IGNORED) {
-                    gone.push(event.wd());
-                    continue;
-                }
-                let path = match event.file_name() {
-                    Some(name) => dir.join(std::ffi::OsStr::from_bytes(name.to_bytes())),
-                    None => dir.clone(),
-                };
-                let is_dir = flags.contains(ReadFlags::ISDIR);
-                let Some(kind) = kind_of(flags) else { continue };
-                if is_dir && self.recursive && (kind == "created" || kind == "moved_to") {
-                    new_dirs.push(path.clone());
-                }
-                events.push(WatchEvent { kind: kind.into(), path: path.to_string_lossy().into_owned(), is_dir });
-            }
-            #[allow(unreachable_code, reason = "the loop ends by an error, which gives the closure its type")]
-            Ok::<(), std::io::Error>(())
+    /// Rests, then looks.
+    async fn next(&mut self, guest: &Rc<Guest>, stream: StreamId) -> Option<Result<Seen, WireError>> {
+        tokio::select! {
+            () = tokio::time::sleep(self.rest) => {}
+            () = gone(guest, stream) => return None,
+        }
+        self.look(guest, stream).await
+    }
+
+    /// One look. `None`: the stream is gone, and so is the thread: a capture must not find its open directories.
+    async fn look(&mut self, guest: &Rc<Guest>, stream: StreamId) -> Option<Result<Seen, WireError>> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (path, recursive, last, stopped) = (self.path.clone(), self.recursive, self.last.clone(), stop.clone());
+        let begun = Instant::now();
+        let work = blocking(move || {
+            let look = Look::take(&path, recursive, MOST, &stopped);
+            let unwanted = stopped.load(Ordering::Relaxed);
+            let differences = if unwanted { Vec::new() } else { differences(&last, &look) };
+            Seen { look, differences }
         });
-        if let Err(error) = result
-            && error.kind() != std::io::ErrorKind::WouldBlock
-        {
-            log!("watching files: {error}");
-        }
-        for wd in gone {
-            self.paths.remove(&wd);
-        }
-        for dir in new_dirs {
-            if self.paths.len() < MOST && self.add(&dir).is_ok() {
-                // What was made in it before the watch was there.
-                for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
-                    let is_dir = entry.file_type().is_ok_and(|t| t.is_dir());
-                    let path = entry.path().to_string_lossy().into_owned();
-                    events.push(WatchEvent { kind: "created".into(), path, is_dir });
-                }
-                self.add_below(dir);
+        tokio::pin!(work);
+        let looked = tokio::select! {
+            looked = &mut work => looked,
+            () = gone(guest, stream) => {
+                stop.store(true, Ordering::Relaxed);
+                let _ = work.await;
+                return None;
             }
-        }
-        events
+        };
+        self.rest = LOOK.max(begun.elapsed() * REST);
+        Some(looked)
     }
 }
 
-fn kind_of(flags: ReadFlags) -> Option<&'static str> {
-    let table = [
-        (ReadFlags::CREATE, "created"),
-        (ReadFlags::MODIFY, "modified"),
-        (ReadFlags::ATTRIB, "modified"),
-        (ReadFlags::DELETE, "removed"),
-        (ReadFlags::DELETE_SELF, "removed"),
-        (ReadFlags::MOVED_FROM, "moved_from"),
-        (ReadFlags::MOVED_TO, "moved_to"),
-    ];
-    table.iter().find(|(flag, _)| flags.contains(*flag)).map(|(_, kind)| *kind)
+/// Waits until nobody listens to the stream any more.
+async fn gone(guest: &Rc<Guest>, stream: StreamId) {
+    loop {
+        let Some((_, bell)) = guest.hub.borrow().room(stream) else { return };
+        bell.notified().await;
+    }
+}
+
+fn overflow() -> WatchEvent {
+    WatchEvent { kind: "overflow".into(), path: String::new(), is_dir: false }
+}
+
+/// Hands events to the stream once there is room for them; `false`: the stream is gone. While a watcher doesn't read,
+/// nothing is looked at, so nothing piles up, and the next look tells it all.
+async fn send(guest: &Rc<Guest>, stream: StreamId, events: &[WatchEvent]) -> bool {
+    let mut lines = lines_of(events);
+    if lines.len() > WINDOW {
+        // More than any watcher can be behind: it has to look for itself.
+        lines = lines_of(&[overflow()]);
+    }
+    loop {
+        let Some((room, bell)) = guest.hub.borrow().room(stream) else { return false };
+        if lines.len() <= room {
+            guest.hub.borrow_mut().take_in(stream, &lines);
+            return true;
+        }
+        bell.notified().await;
+    }
+}
+
+fn lines_of(events: &[WatchEvent]) -> Vec<u8> {
+    let mut lines = Vec::new();
+    for event in events {
+        // Text always has a JSON.
+        lines.extend(serde_json::to_vec(event).unwrap_or_default());
+        lines.push(b'\n');
+    }
+    lines
 }

@@ -1,10 +1,11 @@
-//! `sudo`, `su`, `systemctl` and `dormouse-guest ctl`: small programs that ask the running guest.
+//! `sudo`, `su`, `systemctl` and `dormouse-ctl`: small programs that ask the running guest.
 //!
 //! In a sandbox setuid bits are ignored and there is no systemd, but scripts rely on these names. Everything inside
 //! is one trust domain: who is in may become anyone.
 
 mod ask;
 mod become_user;
+mod ctl;
 mod systemctl;
 
 use std::process::ExitCode;
@@ -18,21 +19,9 @@ pub fn run(mut args: impl Iterator<Item = String>) -> Option<ExitCode> {
         "sudo" => Some(become_user::sudo(&args)),
         "su" => Some(become_user::su(&args)),
         "systemctl" => Some(systemctl::run(&args)),
-        _ if args.first().is_some_and(|a| a == "ctl") => Some(ctl(&args[1..])),
+        "dormouse-ctl" => Some(ctl::run(&args)),
+        _ if args.first().is_some_and(|a| a == "ctl") => Some(ctl::run(&args[1..])),
         _ => None,
-    }
-}
-
-fn ctl(args: &[String]) -> ExitCode {
-    match args {
-        [word] if word == "ping" => match ask::question(&ask::Question::Ping) {
-            Ok(_) => {
-                print("pong");
-                ExitCode::SUCCESS
-            }
-            Err(error) => fail("dormouse-guest", &error.to_string(), 1),
-        },
-        _ => fail("dormouse-guest", "usage: dormouse-guest ctl ping", 2),
     }
 }
 

@@ -168,6 +168,8 @@ impl Client {
             generation: Generation::FIRST,
             identity,
             service_offsets: Default::default(),
+            keep_input: false,
+            gap_ms: None,
         });
         let mut bytes = BytesMut::from(&PREAMBLE[..]);
         Frame::control(&hello).unwrap().encode(&mut bytes);

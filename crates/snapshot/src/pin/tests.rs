@@ -92,7 +92,7 @@ fn the_guests_layer_has_the_guest_under_all_its_names() {
     assert!(matches!(store.layer_of(Hash::of(b"other")), Err(PinError::NotFound(_))));
     let guest = layer.join(&GUEST_PATH[1..]);
     assert_eq!((fs::read(&guest).unwrap(), guest.metadata().unwrap().mode() & 0o7777), (b"guest".to_vec(), 0o755));
-    for name in ["dormouse-guest", "sudo", "su", "systemctl"] {
+    for name in ["dormouse-guest", "dormouse-ctl", "sudo", "su", "systemctl"] {
         assert_eq!(fs::read_link(layer.join("usr/bin").join(name)).unwrap(), Path::new(GUEST_PATH), "{name}");
     }
 }

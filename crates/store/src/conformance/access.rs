@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{Answer, AuditRow, Begun, RequestId, RequestMark, TokenRow};
-use model::TokenId;
+use model::{ByteSize, TokenId, TokenLimits};
 
 /// Tokens are found by hash, revoked once, and never twice there.
 pub async fn tokens_read_back(store: Under) {
@@ -12,13 +12,20 @@ pub async fn tokens_read_back(store: Under) {
         hash: hash.into(),
         scopes: vec!["read".into(), "write".into()],
         sessions: Some(vec![SessionId::new()]),
+        limits: TokenLimits {
+            sessions: Some(0),
+            running_sessions: Some(u64::MAX),
+            cpus: Some(0.5),
+            memory_bytes: Some(ByteSize(1 << 40)),
+            disk_bytes: None,
+        },
         created_at: NOW,
         expires_at: Some(NOW),
         revoked_at: None,
         last_used_at: None,
     };
     let mut a = token("aa");
-    let b = TokenRow { sessions: None, scopes: vec![], expires_at: None, ..token("bb") };
+    let b = TokenRow { sessions: None, scopes: vec![], limits: TokenLimits::default(), expires_at: None, ..token("bb") };
     store.insert_token(a.clone()).await.unwrap();
     store.insert_token(b.clone()).await.unwrap();
     assert!(store.insert_token(token("aa")).await.is_err(), "one hash, one token");

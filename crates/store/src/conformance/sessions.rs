@@ -196,10 +196,12 @@ pub async fn concurrent_commits_lose_nothing(store: Under) {
 /// Each filter alone and together.
 pub async fn lists_filter(store: Under) {
     let pairs = |list: &[(&str, &str)]| list.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-    let a = insert(&store, SessionRow { metadata: pairs(&[("team", "x"), ("env", "p")]), ..keyed("a") }).await;
+    let owned = |owner: &str| SessionRow { owner_token: Some(owner.to_owned()), ..keyed("a") };
+    let a = insert(&store, SessionRow { metadata: pairs(&[("team", "x"), ("env", "p")]), ..owned("t") }).await;
     let b = insert(&store, SessionRow { metadata: pairs(&[("team", "x")]), state: State::Running, ..new_row() }).await;
     let c = insert(&store, SessionRow { metadata: pairs(&[("team", "y")]), runtime: Runtime::Host, ..new_row() }).await;
     let gone = SessionRow { metadata: pairs(&[("team", "x")]), state: State::Deleted, deleted_at: Some(NOW), ..new_row() };
+    let gone = SessionRow { owner_token: Some("t".to_owned()), ..gone };
     let d = insert(&store, gone).await;
     // Newest first.
     let none = SessionFilter::default;
@@ -216,6 +218,9 @@ pub async fn lists_filter(store: Under) {
         (SessionFilter { runtime: Some(Runtime::Host), ..none() }, vec![c.id]),
         (SessionFilter { ids: Some(vec![a.id, d.id]), ..none() }, vec![a.id]),
         (SessionFilter { ids: Some(vec![]), ..none() }, vec![]),
+        (SessionFilter { owner_token: Some("t".into()), ..none() }, vec![a.id]),
+        (SessionFilter { owner_token: Some("t".into()), include_deleted: true, ..none() }, vec![d.id, a.id]),
+        (SessionFilter { owner_token: Some("T".into()), ..none() }, vec![]),
         (SessionFilter { metadata: pairs(&[("team", "x")]), ids: Some(vec![b.id]), ..none() }, vec![b.id]),
     ];
     for (filter, expected) in cases {
