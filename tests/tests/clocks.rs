@@ -133,6 +133,33 @@ fn a_sleep_until_a_time_ends_then_also_where_no_server_ran_and_once() {
     server.delete_all_and_check();
 }
 
+/// A deleted session says so for thirty days, then it is forgotten.
+#[test]
+fn a_tombstone_stands_for_thirty_days() {
+    let mut server = Server::start();
+    let (old, young) = (server.session(), server.session());
+    for session in [&old, &young] {
+        session.delete();
+        let gone = session.client.get(&session.path("")).expect(410).json();
+        assert_eq!((&gone["code"], &gone["reason"]), (&json!("deleted"), &json!("asked")), "{gone}");
+        assert!(gone["at"].is_string(), "{gone}");
+    }
+    // Thirty-one days pass for one of them, and twenty-nine for the other.
+    server.terminate();
+    let script = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); \
+        db.execute('update sessions set deleted_at = deleted_at - ? where id = ?', (int(sys.argv[3]) * 86400000, sys.argv[2])); \
+        assert db.total_changes == 1; db.commit()";
+    for (session, days) in [(&old, "31"), (&young, "29")] {
+        let store = server.data().join("store.db");
+        let status = std::process::Command::new("python3").args(["-c", script]).arg(store).args([&session.id, days]).status();
+        assert!(status.expect("python3 is there").success());
+    }
+    server.start_again();
+    let (old, young) = (old.on(&server.client), young.on(&server.client));
+    eventually("it is forgotten", || (old.client.get(&old.path("")).status == 404).then_some(()));
+    young.client.get(&young.path("")).expect(410);
+}
+
 #[test]
 fn zero_negative_and_absurd_times_are_refused() {
     let server = Server::start();

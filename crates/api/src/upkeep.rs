@@ -10,6 +10,9 @@ const EVERY: Duration = Duration::from_secs(60 * 60);
 /// How long the list of accesses reaches back.
 const ACCESSES_KEPT: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 
+/// How long a deleted session says that it was, and why and when.
+const TOMBSTONES_KEPT: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
 /// Forgets now and then, until `stop`.
 pub(crate) async fn forget_now_and_then(app: AppState, stop: CancellationToken) {
     loop {
@@ -17,8 +20,12 @@ pub(crate) async fn forget_now_and_then(app: AppState, stop: CancellationToken) 
             let kept = i64::try_from(kept.as_millis()).unwrap_or(i64::MAX);
             model::Timestamp(crate::now().0.saturating_sub(kept))
         };
-        let results =
-            [app.store().purge_requests(before(RequestId::KEPT)).await, app.store().purge_audit(before(ACCESSES_KEPT)).await];
+        let tombstones = app.store().purge_deleted(before(TOMBSTONES_KEPT)).await;
+        let results = [
+            app.store().purge_requests(before(RequestId::KEPT)).await.map(drop),
+            app.store().purge_audit(before(ACCESSES_KEPT)).await.map(drop),
+            tombstones.map(drop),
+        ];
         for error in results.into_iter().filter_map(Result::err) {
             tracing::warn!(%error, "old entries of the store stay for now");
         }

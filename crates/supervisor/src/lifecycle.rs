@@ -125,7 +125,6 @@ impl Core {
             }
             phase => return Err(wrong_phase("hibernate", phase)),
         }
-        let obstacles = self.unsaveable().await?;
         self.drain().await;
         if let Err(error) = self.link.quiesce(QUIESCE_LIMIT).await {
             self.go_on(false).await;
@@ -148,6 +147,9 @@ impl Core {
                 self.go_on(true).await;
                 let image = image.to_owned();
                 let _ = blocking(move || std::fs::remove_dir_all(image)).await;
+                // Asked only now: a look at all that is open takes its time, and most captures succeed.
+                let obstacles =
+                    if error.code == Code::NoSpace { Vec::new() } else { self.unsaveable().await.unwrap_or_default() };
                 Err(explain(error, &obstacles))
             }
         }

@@ -98,11 +98,12 @@ pub async fn ls(ctx: &Context, state: Option<&str>, meta: &[(String, String)], a
     if all {
         path.push_str("&include_deleted=true");
     }
-    let values: Vec<Value> = ctx.client.list(&path).await?;
     if ctx.json {
+        // As the server says it, fields that this client doesn't know included.
+        let values: Vec<Value> = ctx.client.list(&path).await?;
         return ctx.print_json(&json!({ "items": values }));
     }
-    let sessions: Vec<Session> = values.iter().map(Context::read).collect::<Result<_>>()?;
+    let sessions: Vec<Session> = ctx.client.list(&path).await?;
     if ctx.quiet {
         return ctx.print(&sessions.iter().map(|session| format!("{}\n", session.id)).collect::<String>());
     }
