@@ -128,9 +128,17 @@ fn sessions_are_made_listed_and_named() {
         assert!(shown.contains(part), "{part} in {shown}");
     }
     assert!(out(&server, &["stats", "demo"]).contains("demo"));
-    // Flags of parts that aren't there are refused, never ignored.
-    let refused = run(&server, &["new", "limited", "--ttl", "1h"]);
-    assert!(refused.code == 0 || refused.err.contains("ttl_seconds"), "{refused:?}");
+    // Its clocks, and how they are moved; and flags of parts that aren't there are refused, never ignored.
+    let limited = out(&server, &["new", "limited", "--ttl", "1h", "--timeout", "10m", "--idle", "20m"]);
+    let shown = out(&server, &["show", "limited"]);
+    for part in ["expires: ", "time limit: ", "hibernate after 20m", "in short: ", "It is running."] {
+        assert!(shown.contains(part), "{part} in {shown}");
+    }
+    assert!(out(&server, &["extend", "limited", "1h"]).contains("runs until"));
+    assert_eq!(out(&server, &["hibernate", "limited", "--until", "2h"]), limited);
+    assert!(out(&server, &["show", "limited"]).contains("wakes: "));
+    assert_eq!(out(&server, &["rm", "limited"]), limited);
+    assert!(run(&server, &["new", "elsewhere", "--machine", "m"]).err.contains("machine"));
     // Each call in turn, and what it leads to.
     for (verb, state) in [
         ("pause", "paused"),

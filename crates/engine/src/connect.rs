@@ -50,6 +50,8 @@ pub struct Connected {
     pub view: SessionView,
     /// This call woke, unpaused or started it.
     pub woken: bool,
+    /// It had slept on storage before.
+    pub slept: bool,
     pub ways_back: Vec<WayBack>,
     pub terminals: Vec<TerminalRecord>,
     pub execs: Vec<ExecRecord>,
@@ -94,7 +96,8 @@ impl Engine {
                     | Error::Failed { .. }
             )
         });
-        Ok(Connected { found, ways_back: ways_back(&view), view, woken, terminals, execs, failure })
+        let slept = before.state == State::Hibernated;
+        Ok(Connected { found, ways_back: ways_back(&view), view, woken, slept, terminals, execs, failure })
     }
 
     async fn bring_back(&self, caller: &Caller, session: &Arc<Session>, start: bool) -> Result<(), Error> {

@@ -244,7 +244,21 @@ impl Driver {
     }
 
     async fn command(&mut self, waiting: Waiting) {
+        if !timers::still_holds(&self.row, waiting.cause, self.inner.now()) {
+            let _ = waiting.reply.send(Ok(Admitted::already()));
+            return;
+        }
+        // What idleness has begun is taken back where something happens; what somebody asks for is not.
+        let by_idleness = |running: &Running| operation::cause_of(&running.row) == EndReason::Idle;
+        let asked = waiting.cause == EndReason::Asked;
         let answer = match lifecycle::decide(self.standing(), waiting.command) {
+            Decision::Join if asked && self.running.as_ref().is_some_and(by_idleness) => {
+                self.waiting.push_back(waiting);
+                return;
+            }
+            Decision::Already if asked && waiting.command == Command::Pause && self.standing().paused_by_idleness => {
+                self.make_pause_a_users().await
+            }
             Decision::Already => Ok(Admitted::already()),
             Decision::Deny(reason) => Err(denied(&self.row, reason)),
             Decision::Wait => {
@@ -262,6 +276,15 @@ impl Driver {
         let _ = waiting.reply.send(answer);
     }
 
+    /// A user pauses what idleness has paused: now only a user unpauses it.
+    async fn make_pause_a_users(&mut self) -> Result<Admitted, Error> {
+        let mut change = SessionChange::new(self.row.clone());
+        change.session.reason = Some(EndReason::Asked.to_string());
+        (change.session.try_again_at, change.session.tries) = (None, 0);
+        self.commit(change, None).await?;
+        Ok(Admitted::already())
+    }
+
     fn joined(&self) -> Admitted {
         let running = self.running.as_ref();
         Admitted { operation: running.map(|r| r.row.clone()), end: running.map(|r| r.end.subscribe()) }
@@ -270,7 +293,11 @@ impl Driver {
     /// Stores the intent, then starts the work.
     async fn begin(&mut self, kind: OperationKind, actor: Actor, cause: EndReason) -> Result<Admitted, Error> {
         // Held until the intent is stored: from then on it counts.
-        let _turn = match limits::admit(&self.inner, &self.row, kind).await {
+        // The memory of a frozen original that the system thaws is held already.
+        let is_held = self.session.live().is_some_and(|live| live.generation() == self.row.generation);
+        let of_free = kind == OperationKind::Wake && is_held && actor == Actor::system();
+        let kind_limited = if of_free { OperationKind::Unpause } else { kind };
+        let _turn = match limits::admit(&self.inner, &self.row, kind_limited).await {
             Ok(turn) => turn,
             Err(error) => {
                 let mut change = SessionChange::new(self.row.clone());
@@ -490,9 +517,18 @@ impl Driver {
         };
         change.events.push(event);
         if let Err(error) = self.commit(change, None).await {
-            tracing::error!(session = %self.session.id, %error, "the end of a sandbox is not written down");
-            self.ended = Some(end);
+            tracing::error!(session = %self.session.id, %error, "the end of a sandbox is not written down yet");
+            self.tell_again(Message::SandboxEnded(end));
         }
+    }
+
+    /// What could not be stored comes again, also to a driver after this one.
+    fn tell_again(&self, message: Message) {
+        let (inner, session) = (self.inner.clone(), self.session.clone());
+        self.inner.tasks.spawn(async move {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let _ = tell(&inner, &session, message).await;
+        });
     }
 
     /// A supervisor is gone, and its sandbox lives: another one takes it over. Of a session that is hibernated by now it is
@@ -506,22 +542,28 @@ impl Driver {
         }
         if let Err(error) = self.begin(OperationKind::Recapture, Actor::system(), EndReason::SupervisorLost).await {
             tracing::error!(session = %self.session.id, %error, "a sandbox without a supervisor can't be taken over yet");
-            let (inner, session) = (self.inner.clone(), self.session.clone());
-            self.inner.tasks.spawn(async move {
-                tokio::time::sleep(Duration::from_secs(1)).await;
-                let _ = tell(&inner, &session, Message::SupervisorLost(live)).await;
-            });
+            self.tell_again(Message::SupervisorLost(live));
         }
+    }
+
+    /// Sets the session's alarm by what is stored now.
+    fn arm(&self) {
+        // A policy that came while no sandbox was there to be looked at.
+        if self.row.state == State::Running && self.session.idle_look_at().is_none() {
+            self.session.set_idle_look_after(&self.row, self.inner.now());
+        }
+        timers::arm(&self.inner, &self.session);
     }
 
     /// Writes a change and shows it to readers.
     async fn commit(&mut self, change: SessionChange, operation: Option<Arc<OperationRow>>) -> Result<(), Error> {
         let mut row = change.session.clone();
         faults::point("commit.before");
-        // What must be possible on a full disk: deletes, and saying how something that was begun has ended.
+        // What must be possible on a full disk: deletes, and saying how something has ended.
         let must =
             |operation: &OperationRow| operation.kind == OperationKind::Delete || operation.state != OperationState::Running;
-        let again = change.operations.iter().any(must).then(|| change.clone());
+        let must = change.operations.iter().any(must) || change.session.state != self.row.state;
+        let again = must.then(|| change.clone());
         let mut committed = self.inner.store.commit(change).await;
         if let (Err(StoreError::NoSpace), Some(again)) = (&committed, again)
             && reserve::give_away(&self.inner.config.data_dir)
@@ -534,7 +576,7 @@ impl Driver {
                 row.was_committed(&committed);
                 self.row = row;
                 self.session.show(SessionView::new(Arc::new(self.row.clone()), operation));
-                timers::arm(&self.inner, &self.session);
+                self.arm();
                 self.inner.announce(committed.events);
                 Ok(())
             }
@@ -544,6 +586,7 @@ impl Driver {
                 let Some(stored) = stored else { return Err(StoreError::NoSession(self.session.id).into()) };
                 self.row = stored;
                 self.session.show(SessionView::new(Arc::new(self.row.clone()), operation));
+                self.arm();
                 let kept = matches!(error, StoreError::OutcomeUnknown(_)) && self.row.revision > before;
                 if kept { Ok(()) } else { Err(error.into()) }
             }

@@ -285,15 +285,39 @@ impl Engine {
             };
             self.inner.change(&session, Box::new(set)).await?;
         }
-        let admitted = self.inner.command(&session, command, &caller.actor).await?;
+        let until = match to {
+            Transition::Hibernate { until } => until,
+            _ => None,
+        };
+        let admitted = match self.inner.command(&session, command, &caller.actor).await {
+            Ok(admitted) => admitted,
+            Err(error) => return Err(self.not_until(&session, until, error).await),
+        };
         let mut operation = admitted.operation.clone();
         if wait {
-            admitted.wait().await?;
+            if let Err(error) = admitted.wait().await {
+                return Err(self.not_until(&session, until, error).await);
+            }
             if let Some(begun) = &operation {
                 operation = self.inner.store.operation(begun.id).await?;
             }
         }
         Ok(Transitioned { view: session.view(), operation })
+    }
+
+    /// The sleep that was to end at `until` didn't come about: nothing of it stays.
+    async fn not_until(&self, session: &Arc<Session>, until: Option<Timestamp>, error: Error) -> Error {
+        if until.is_some() {
+            let back = move |row: &SessionRow| {
+                let mut change = SessionChange::new(row.clone());
+                change.session.wake_at = None;
+                (row.wake_at == until).then_some(change)
+            };
+            if let Err(error) = self.inner.change(session, Box::new(back)).await {
+                tracing::warn!(session = %session.id, %error, "a time to wake stays that belongs to no sleep");
+            }
+        }
+        error
     }
 
     /// One operation.

@@ -115,13 +115,21 @@ pub(crate) async fn put_to_sleep(
     command: Command,
     cause: EndReason,
 ) -> Result<(), Error> {
+    let _place = inner.timers.sleepers.acquire().await.map_err(|_| Error::ShuttingDown)?;
     let asleep = carry_out(inner, session, command, cause).await;
     match asleep {
         // Something has just begun.
         Err(Error::NotIdle { .. }) => look_soon(inner, session),
+        // Whether it is idle can't be told: nothing is put to sleep on a guess.
+        Err(Error::Unresponsive { .. }) if cause == EndReason::Idle => Ok(()),
         Err(error) if command == Command::Hibernate && is_hindrance(&error) => {
-            carry_out(inner, session, Command::Pause, cause).await?;
-            defer(inner, session, cause, &error).await
+            match carry_out(inner, session, Command::Pause, cause).await {
+                Err(Error::NotIdle { .. }) => look_soon(inner, session),
+                paused => {
+                    paused?;
+                    defer(inner, session, cause, &error).await
+                }
+            }
         }
         other => other,
     }
@@ -129,6 +137,7 @@ pub(crate) async fn put_to_sleep(
 
 /// Tries to hibernate a session that was paused because that had failed.
 pub(crate) async fn try_again(inner: &Arc<Inner>, session: &Arc<Session>) -> Result<(), Error> {
+    let _place = inner.timers.sleepers.acquire().await.map_err(|_| Error::ShuttingDown)?;
     let cause = session.view().row.reason.as_deref().and_then(|reason| reason.parse().ok()).unwrap_or(EndReason::Idle);
     match carry_out(inner, session, Command::Hibernate, cause).await {
         Err(error) if is_hindrance(&error) => {
@@ -190,14 +199,22 @@ async fn defer(inner: &Arc<Inner>, session: &Arc<Session>, cause: EndReason, err
     inner.change(session, Box::new(change)).await
 }
 
-/// Inside an operation that idleness asked for: whether it still holds. The evidence goes into the history.
-pub(crate) async fn confirm(context: &Context, live: &Live) -> Result<(), Error> {
-    let (inner, session) = (&context.inner, &context.session);
+/// Inside an operation that idleness asked for: whether it still holds.
+pub(crate) async fn check(context: &Context, live: &Live) -> Result<(Activity, Duration), Error> {
+    let session = &context.session;
     let row = session.view().row;
     let activity = ask(live, &row, ASK_LIMIT).await.map_err(|error| session.call_error(error))?;
-    let Idleness::Idle { quiet, .. } = idleness(row.idle, quiet(&activity)) else {
-        return Err(Error::NotIdle { session: session.id });
-    };
+    match idleness(row.idle, quiet(&activity)) {
+        Idleness::Idle { quiet, .. } => Ok((activity, quiet)),
+        Idleness::LookAgainAfter(_) | Idleness::Never => Err(Error::NotIdle { session: session.id }),
+    }
+}
+
+/// The same, and the evidence goes into the history.
+pub(crate) async fn confirm(context: &Context, live: &Live) -> Result<(), Error> {
+    let (inner, session) = (&context.inner, &context.session);
+    let (activity, quiet) = check(context, live).await?;
+    let row = session.view().row;
     let event = context.event(EventType::IDLE_DECIDED, evidence(&row, &activity, quiet));
     let change = move |row: &SessionRow| {
         let mut change = SessionChange::new(row.clone());

@@ -110,17 +110,29 @@ pub(crate) async fn run(context: Context, job: Job) -> Result<(), Failure> {
 /// Freezes in place.
 async fn pause(context: &Context) -> Result<(), Failure> {
     let live = context.live()?;
-    live.supervisor.call_soon(&Request::Pause).await.map_err(|error| context.session.call_error(error))?;
     let (cause, now) = (context.cause(), context.inner.now());
-    let change = move |change: &mut SessionChange| {
-        change.session.reason = Some(cause.to_string());
-        if cause != EndReason::Asked {
-            // It should have been hibernated.
-            idle::put_off(&mut change.session, now);
-        }
-    };
+    if cause == EndReason::Idle {
+        // What waited while the hibernate was tried may have begun.
+        idle::check(context, &live).await?;
+    }
+    live.supervisor.call_soon(&Request::Pause).await.map_err(|error| context.session.call_error(error))?;
+    let change = move |change: &mut SessionChange| paused(&mut change.session, cause, now);
     context.finish(Box::new(change)).await?;
     Ok(())
+}
+
+/// What a pause changes in a session beside its state. One that was asked for by idleness or the running time should have
+/// been a hibernate, and is made one later.
+pub(crate) fn paused(row: &mut SessionRow, cause: EndReason, now: Timestamp) {
+    row.reason = Some(cause.to_string());
+    if cause != EndReason::Asked {
+        idle::put_off(row, now);
+    }
+    if cause == EndReason::Timeout {
+        // Its time was over: when it is needed again it has all of it again, as after a wake.
+        row.timeout_left_ms = None;
+        row.timeout_told = false;
+    }
 }
 
 async fn unpause(context: &Context) -> Result<(), Failure> {
@@ -150,14 +162,19 @@ impl Context {
 
     /// Why it was asked for.
     pub(crate) fn cause(&self) -> EndReason {
-        let cause = self.operation.intent.get("cause").and_then(|cause| cause.as_str());
-        cause.and_then(|cause| cause.parse().ok()).unwrap_or(EndReason::Asked)
+        cause_of(&self.operation)
     }
 
     /// An event of this operation.
     pub(crate) fn event(&self, kind: EventType, data: serde_json::Value) -> NewEvent {
         NewEvent { at: self.inner.now(), kind, actor: self.actor.clone(), operation_id: Some(self.operation.id), data }
     }
+}
+
+/// Why an operation was asked for.
+pub(crate) fn cause_of(operation: &OperationRow) -> EndReason {
+    let cause = operation.intent.get("cause").and_then(|cause| cause.as_str());
+    cause.and_then(|cause| cause.parse().ok()).unwrap_or(EndReason::Asked)
 }
 
 /// What a caller is told about a session that is deleted.

@@ -118,8 +118,13 @@ pub(crate) async fn run(context: &Context) -> Result<(), Failure> {
         Err(error) => error,
     };
     tracing::error!(session = %session.id, %error, "a sandbox whose supervisor died can't be taken over");
-    ending::clear_the_way(&session.layout, context.inner.programs.runsc_state()).await?;
-    facts::drain(&context.inner, session).await?;
+    // Whatever can't be done here: that the sandbox is gone must be told.
+    if let Err(error) = ending::clear_the_way(&session.layout, context.inner.programs.runsc_state()).await {
+        tracing::error!(session = %session.id, %error, "what a lost supervisor left can't be cleared away");
+    }
+    if let Err(error) = facts::drain(&context.inner, session).await {
+        tracing::warn!(session = %session.id, %error, "the last facts of a lost sandbox are not applied");
+    }
     let reason = if rebooted { EndReason::HostRebooted } else { EndReason::SupervisorLost };
     let detail = format!("its supervisor ended without a word, and the sandbox could not be taken over: {error}");
     let end = SandboxEnd { generation: session.view().row.generation, reason, detail: detail.clone() };

@@ -5,7 +5,7 @@ use crate::{
     driver::{Message, tell},
     ending, facts,
     inner::{Inner, blocking},
-    operation::{Failure, Job},
+    operation::{Failure, Job, cause_of, paused},
     policy, pool, recapture,
     session::{Live, SandboxEnd, Session},
     timers, wake, watch,
@@ -102,9 +102,10 @@ async fn one(inner: &Arc<Inner>, row: SessionRow, operation: Option<OperationRow
                 live.supervisor.call_soon(&Request::AbortHibernate).await.map_err(|error| session.call_error(error))?;
             }
             watch::attach(inner, &session, live);
+            close(inner, &session, operation, Some(state)).await?;
             // How long nothing has happened, its supervisor knows.
             policy::look_soon(inner, &session);
-            close(inner, &session, operation, Some(state)).await
+            Ok(())
         }
         (Plan::FinishBoot, Some(live)) => {
             let operation = operation.unwrap_or_else(|| made_up(inner, &session, OperationKind::Create));
@@ -266,7 +267,13 @@ async fn close(
         if after != row.state {
             change.session.state = after;
             change.session.updated_at = now;
-            change.session.reason = (after == State::Paused).then(|| EndReason::Asked.to_string());
+            change.session.reason = None;
+            let kind = if after == State::Paused { OperationKind::Pause } else { OperationKind::Unpause };
+            let clocks = timers::clocks(row).after(kind, after, now);
+            timers::put(&mut change.session, &clocks);
+            if after == State::Paused {
+                paused(&mut change.session, operation.as_ref().map_or(EndReason::Asked, cause_of), now);
+            }
             let data = json!({ "from": row.state, "to": after, "reason": change.session.reason });
             change.events.push(event(EventType::STATE_CHANGED, operation.as_ref().map(|operation| operation.id), data));
         }

@@ -18,7 +18,7 @@ use lifecycle::{Alarm, Clocks, Command};
 use model::{Actor, EndReason, EventType, OnTimeout, SessionId, State, Timestamp};
 use serde_json::json;
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -27,48 +27,84 @@ use tokio::sync::{Notify, Semaphore};
 
 /// The longest wait: the computer's clock can be set meanwhile.
 const LONGEST: Duration = Duration::from_secs(30);
-/// Alarms that are acted on at the same time.
-const AT_ONCE: usize = 16;
+/// Sessions that are put to sleep at the same time.
+const SLEEPERS: usize = 8;
 /// When an alarm that could not be acted on goes off again.
 const AGAIN: Duration = Duration::from_secs(30);
 
 /// When something is next due, by session.
-#[derive(Default)]
 pub(crate) struct Timers {
     set: Mutex<Set>,
     changed: Notify,
+    /// Held while a session is put to sleep; no other alarm waits for that.
+    pub sleepers: Semaphore,
+}
+
+impl Default for Timers {
+    fn default() -> Timers {
+        Timers { set: Mutex::default(), changed: Notify::new(), sleepers: Semaphore::new(SLEEPERS) }
+    }
 }
 
 #[derive(Default)]
 struct Set {
     by_time: BTreeSet<(Timestamp, SessionId)>,
     by_session: HashMap<SessionId, Timestamp>,
+    /// An alarm of these is being acted on: each commit on the way sets the next one, which counts once it is done.
+    busy: HashSet<SessionId>,
+    /// What could not be done isn't tried again before this time.
+    not_before: HashMap<SessionId, Timestamp>,
+}
+
+impl Set {
+    fn put(&mut self, id: SessionId, at: Option<Timestamp>) {
+        if let Some(old) = self.by_session.remove(&id) {
+            self.by_time.remove(&(old, id));
+        }
+        let Some(at) = at else {
+            self.not_before.remove(&id);
+            return;
+        };
+        let at = self.not_before.get(&id).map_or(at, |earliest| at.max(*earliest));
+        self.by_time.insert((at, id));
+        self.by_session.insert(id, at);
+    }
 }
 
 impl Timers {
     /// Something is due in the session at this time; `None`: nothing is.
     pub(crate) fn set(&self, id: SessionId, at: Option<Timestamp>) {
         let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
-        if set.by_session.get(&id).copied() == at {
+        if set.by_session.get(&id).copied() == at || set.busy.contains(&id) {
             return;
         }
-        if let Some(old) = set.by_session.remove(&id) {
-            set.by_time.remove(&(old, id));
-        }
-        if let Some(at) = at {
-            set.by_time.insert((at, id));
-            set.by_session.insert(id, at);
+        set.put(id, at);
+        if at.is_some() {
             self.changed.notify_one();
         }
     }
 
-    /// Takes a session whose time has come; else tells how long to wait for the next.
+    /// The alarm of a session has been acted on. `at`: when the next one goes off; `not_before`: where this one could not
+    /// be done, when it may be tried again.
+    fn acted(&self, id: SessionId, at: Option<Timestamp>, not_before: Option<Timestamp>) {
+        let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
+        set.busy.remove(&id);
+        match not_before {
+            Some(earliest) => set.not_before.insert(id, earliest),
+            None => set.not_before.remove(&id),
+        };
+        set.put(id, at);
+        self.changed.notify_one();
+    }
+
+    /// Takes a session whose time has come, until it is [`Self::acted`] on; else tells how long to wait for the next.
     fn take_due(&self, now: Timestamp) -> Result<SessionId, Duration> {
         let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
         match set.by_time.first().copied() {
             Some((at, id)) if at <= now => {
                 set.by_time.remove(&(at, id));
                 set.by_session.remove(&id);
+                set.busy.insert(id);
                 Ok(id)
             }
             Some((at, _)) => Err(at.since(now).min(LONGEST)),
@@ -100,6 +136,15 @@ pub(crate) fn put(row: &mut SessionRow, clocks: &Clocks) {
     row.try_again_at = clocks.try_again_at;
 }
 
+/// True unless the instant that an alarm went off for has been moved meanwhile.
+pub(crate) fn still_holds(row: &SessionRow, cause: EndReason, now: Timestamp) -> bool {
+    match cause {
+        EndReason::Expired => row.expires_at.is_some_and(|at| at <= now),
+        EndReason::Timeout if row.state == State::Running => row.timeout_at.is_some_and(|at| at <= now),
+        _ => true,
+    }
+}
+
 /// Sets the session's alarm by its row.
 pub(crate) fn arm(inner: &Inner, session: &Session) {
     let row = session.view().row;
@@ -108,17 +153,12 @@ pub(crate) fn arm(inner: &Inner, session: &Session) {
 
 /// Waits for what is due and acts on it, until the server goes down.
 pub(crate) async fn run(inner: Arc<Inner>) {
-    let places = Arc::new(Semaphore::new(AT_ONCE));
     loop {
         let changed = inner.timers.changed.notified();
         match inner.timers.take_due(inner.now()) {
             Ok(id) => {
-                let Ok(place) = places.clone().acquire_owned().await else { return };
                 let inner_ = inner.clone();
-                inner.tasks.spawn(async move {
-                    let _place = place;
-                    go_off(&inner_, id).await;
-                });
+                inner.tasks.spawn(async move { go_off(&inner_, id).await });
             }
             Err(wait) => tokio::select! {
                 () = tokio::time::sleep(wait) => {}
@@ -132,10 +172,10 @@ pub(crate) async fn run(inner: Arc<Inner>) {
 async fn go_off(inner: &Arc<Inner>, id: SessionId) {
     let session = match inner.find(id).await {
         Ok(session) => session,
-        Err(Error::NotFound { .. }) => return,
+        Err(Error::NotFound { .. }) => return inner.timers.acted(id, None, None),
         Err(error) => {
             tracing::warn!(session = %id, %error, "what is due can't be looked up");
-            return inner.timers.set(id, Some(inner.now().plus(AGAIN)));
+            return inner.timers.acted(id, Some(inner.now().plus(AGAIN)), None);
         }
     };
     let row = session.view().row;
@@ -149,14 +189,10 @@ async fn go_off(inner: &Arc<Inner>, id: SessionId) {
     {
         tracing::warn!(session = %id, ?alarm, %error, "what is due is not done");
     }
-    if !inner.draining.is_cancelled() {
-        arm(inner, &session);
-        let row = session.view().row;
-        // Still due: it could not be done, and is not tried without a pause.
-        if clocks(&row).due(row.state, session.idle_look_at(), inner.now()).is_some() {
-            inner.timers.set(id, Some(inner.now().plus(AGAIN)));
-        }
-    }
+    let (row, look_at, now) = (session.view().row, session.idle_look_at(), inner.now());
+    // Still due: it could not be done, and is not tried without a pause.
+    let still_due = clocks(&row).due(row.state, look_at, now).is_some();
+    inner.timers.acted(id, clocks(&row).next(row.state, look_at), still_due.then(|| now.plus(AGAIN)));
 }
 
 async fn act(inner: &Arc<Inner>, session: &Arc<Session>, row: &SessionRow, alarm: Alarm) -> Result<(), Error> {
@@ -236,9 +272,26 @@ mod tests {
         timers.set(b, Some(Timestamp(700)));
         assert_eq!(timers.take_due(Timestamp(400)), Err(Duration::from_millis(100)));
         assert_eq!(timers.take_due(Timestamp(800)), Ok(a));
-        timers.set(a, Some(Timestamp(100)));
+        timers.acted(a, Some(Timestamp(100)), None);
         timers.set(a, None);
         assert_eq!(timers.take_due(Timestamp(800)), Ok(b));
         assert_eq!(timers.take_due(Timestamp(800)), Err(LONGEST));
+    }
+
+    #[test]
+    fn an_alarm_is_acted_on_once_and_what_could_not_be_done_waits() {
+        let timers = Timers::default();
+        let id = SessionId::new();
+        timers.set(id, Some(Timestamp(100)));
+        assert_eq!(timers.take_due(Timestamp(200)), Ok(id));
+        // Commits on the way.
+        timers.set(id, Some(Timestamp(100)));
+        assert_eq!(timers.take_due(Timestamp(200)), Err(LONGEST));
+        timers.acted(id, Some(Timestamp(100)), Some(Timestamp(1000)));
+        timers.set(id, Some(Timestamp(100)));
+        assert_eq!(timers.take_due(Timestamp(200)), Err(Duration::from_millis(800)));
+        assert_eq!(timers.take_due(Timestamp(1000)), Ok(id));
+        timers.acted(id, Some(Timestamp(100)), None);
+        assert_eq!(timers.take_due(Timestamp(1000)), Ok(id), "done: what is due next doesn't wait");
     }
 }

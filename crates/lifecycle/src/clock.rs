@@ -98,7 +98,8 @@ impl Clocks {
                 clocks.timeout_left = None;
             }
         }
-        if state != State::Hibernated && state != State::Paused {
+        // What became due while it was awake would end its sleep at once.
+        if (state != State::Hibernated && state != State::Paused) || clocks.wake_at.is_some_and(|at| at <= now) {
             clocks.wake_at = None;
         }
         clocks
@@ -185,6 +186,9 @@ mod tests {
         assert_eq!(woken.timeout_at, Some(later.plus(seconds(100))), "a wake sets it anew");
         assert_eq!(running.after(OperationKind::Recapture, State::Running, later), running, "a recapture moves nothing");
         assert_eq!(running.without_sandbox().timeout_at, None);
+        let overdue = Clocks { wake_at: Some(NOW), ..running };
+        assert_eq!(overdue.after(OperationKind::Hibernate, State::Hibernated, NOW).wake_at, None);
+        assert_eq!(overdue.after(OperationKind::Hibernate, State::Hibernated, Timestamp(NOW.0 - 1)).wake_at, Some(NOW));
     }
 
     #[test]

@@ -74,7 +74,8 @@ async fn answer(engine: &Engine, connected: Connected, who: &Principal) -> Conne
         timeout_at: session.timeout_at,
         expires_at: session.expires_at,
     };
-    let wake = row.last_wake.as_ref().filter(|_| connected.woken).filter(|wake| wake.generation == row.generation);
+    let wake =
+        row.last_wake.as_ref().filter(|_| connected.woken && connected.slept).filter(|wake| wake.generation == row.generation);
     ConnectAnswer {
         status: status(connected.found),
         lifecycle,
