@@ -17,8 +17,8 @@ use wire::{
     files::{FileReply, FileRequest},
 };
 
-/// How often a request is tried that meets a session just going to sleep.
-const TRIES: usize = 20;
+/// How often a request is tried that meets a session just changing.
+const TRIES: usize = 100;
 const AGAIN: Duration = Duration::from_millis(50);
 const CHUNK: usize = 256 * 1024;
 /// Pieces of an archive that wait for the reader.
@@ -48,9 +48,15 @@ impl Engine {
             let live = if writes {
                 self.inner.usable(&session, &caller.actor, start).await?
             } else {
-                match self.readable(&session)? {
-                    Some(live) => live,
-                    None => return self.read_disk(&session, request).await,
+                match self.readable(&session) {
+                    Ok(Some(live)) => live,
+                    Ok(None) => return self.read_disk(&session, request).await,
+                    // Its supervisor is being found again, or its end is being written down.
+                    Err(Error::Unresponsive { .. }) => {
+                        tokio::time::sleep(AGAIN).await;
+                        continue;
+                    }
+                    Err(error) => return Err(error),
                 }
             };
             let asked = Request::File { request: request.clone(), actor: Some(caller.actor.to_string()) };
@@ -77,6 +83,8 @@ impl Engine {
                 Err(CallError::Unreachable(_)) => tokio::time::sleep(AGAIN).await,
                 Err(CallError::Refused(error)) if error.code == Code::Busy => tokio::time::sleep(AGAIN).await,
                 Err(CallError::Broken(_)) if !writes => tokio::time::sleep(AGAIN).await,
+                // Its sandbox has just ended; what is only read is there without it.
+                Err(CallError::Refused(error)) if !writes && error.code == Code::SandboxGone => tokio::time::sleep(AGAIN).await,
                 Err(error) => return Err(session.call_error(error)),
             }
         }

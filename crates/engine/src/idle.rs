@@ -123,6 +123,7 @@ pub(crate) async fn put_to_sleep(
         // Whether it is idle can't be told: nothing is put to sleep on a guess.
         Err(Error::Unresponsive { .. }) if cause == EndReason::Idle => Ok(()),
         Err(error) if command == Command::Hibernate && is_hindrance(&error) => {
+            note(inner, session, &error).await?;
             match carry_out(inner, session, Command::Pause, cause).await {
                 Err(Error::NotIdle { .. }) => look_soon(inner, session),
                 paused => {
@@ -148,6 +149,7 @@ pub(crate) async fn try_again(inner: &Arc<Inner>, session: &Arc<Session>) -> Res
                 (row.state == State::Paused).then_some(change)
             };
             inner.change(session, Box::new(later)).await?;
+            note(inner, session, &error).await?;
             defer(inner, session, cause, &error).await
         }
         other => other,
@@ -185,12 +187,22 @@ fn is_hindrance(error: &Error) -> bool {
     )
 }
 
+/// What stood in the way, for the sentence that says how the session stands.
+async fn note(inner: &Arc<Inner>, session: &Arc<Session>, error: &Error) -> Result<(), Error> {
+    let because = error.to_string();
+    let change = move |row: &SessionRow| {
+        let mut change = SessionChange::new(row.clone());
+        change.session.ended_detail = Some(because.clone());
+        Some(change)
+    };
+    inner.change(session, Box::new(change)).await
+}
+
 /// Says in the history that the session is paused instead, and why.
 async fn defer(inner: &Arc<Inner>, session: &Arc<Session>, cause: EndReason, error: &Error) -> Result<(), Error> {
     let (now, because) = (inner.now(), error.to_string());
     let change = move |row: &SessionRow| {
         let mut change = SessionChange::new(row.clone());
-        change.session.ended_detail = Some(because.clone());
         let data = json!({ "cause": cause, "because": because, "try_again_at": row.try_again_at });
         let (kind, actor) = (EventType::HIBERNATE_DEFERRED, Actor::system());
         change.events.push(NewEvent { at: now, kind, actor, operation_id: None, data });

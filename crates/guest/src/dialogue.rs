@@ -210,6 +210,8 @@ async fn talk(guest: &Guest, stream: Watched<UnixStream>) -> io::Result<()> {
     let mut piece = vec![0; 4096];
     loop {
         while let Some(line) = lines.next() {
+            // Who asks without end has its turns, and no more.
+            tokio::task::coop::consume_budget().await;
             let ask = match &line {
                 Line::Whole(line) => Ask::read(line),
                 Line::TooLong => Err(format!("the line is longer than {LONGEST_LINE} bytes")),

@@ -331,6 +331,11 @@ impl Core {
 
     /// A program inside has said something: it is written down, within bounds.
     pub fn said_inside(&self, state: &mut State, said: GuestEvent) {
+        if !state.said.may(Instant::now()) {
+            // A session's history is kept for good, beside all others': nobody fills it up by talking.
+            tracing::warn!("programs inside say more than is kept");
+            return;
+        }
         let clipped = |text: String, most: usize| text[..text.floor_char_boundary(most)].to_owned();
         let fact = match said {
             GuestEvent::Note { text } => {
@@ -432,6 +437,32 @@ fn add_told(activity: &mut Activity, told: GuestActivity) {
     activity.quiet_ms = activity.quiet_ms.min(ago_ms);
     if activity.last.as_ref().is_none_or(|last| ago_ms < last.ago_ms) {
         activity.last = Some(LastActivity { kind: Kind::Cpu.as_str().to_owned(), ago_ms, what });
+    }
+}
+
+/// How much programs inside may say: a burst, then so much a second.
+#[derive(Debug)]
+pub struct Allowance {
+    left: f64,
+    at: Instant,
+}
+
+impl Allowance {
+    const BURST: f64 = 200.0;
+    const PER_SECOND: f64 = 2.0;
+
+    pub fn new(now: Instant) -> Allowance {
+        Allowance { left: Self::BURST, at: now }
+    }
+
+    fn may(&mut self, now: Instant) -> bool {
+        let earned = now.saturating_duration_since(self.at).as_secs_f64() * Self::PER_SECOND;
+        (self.left, self.at) = ((self.left + earned).min(Self::BURST), now);
+        let may = self.left >= 1.0;
+        if may {
+            self.left -= 1.0;
+        }
+        may
     }
 }
 
@@ -575,5 +606,15 @@ mod tests {
         assert_eq!((now.quiet_ms, kinds(&now)), (0, vec!["cpu"]));
         let absurd = with(&mut quiet, Some(u64::MAX));
         assert_eq!((absurd.quiet_ms, absurd.last.unwrap().kind.as_str()), (300_000, "start"));
+    }
+
+    #[test]
+    fn who_talks_without_end_is_heard_now_and_then() {
+        let start = Instant::now();
+        let mut said = Allowance::new(start);
+        let heard = (0..10_000).filter(|_| said.may(start)).count();
+        assert_eq!(heard, 200);
+        let later = start + Duration::from_secs(10);
+        assert_eq!((0..10_000).filter(|_| said.may(later)).count(), 20);
     }
 }

@@ -4,7 +4,7 @@
 //! frozen disk, with a layer of its own that is thrown away, without network, until its guest has
 //! answered. Nothing that its programs do in that moment leaves it.
 
-use crate::{core::Core, lifecycle::runtime_error, start::blocking};
+use crate::{core::Core, death, lifecycle::runtime_error, start::blocking};
 use model::Resources;
 use runtime::{Sandbox, SandboxSpec};
 use runtime_gvisor::{CgroupSupport, GvisorSandbox, Runsc};
@@ -106,7 +106,10 @@ async fn restore_on_the_side(core: &Arc<Core>) -> Result<(), WireError> {
 }
 
 async fn clean_up(core: &Core) {
-    let _ = side_sandbox(core).kill().await;
+    let side = side_sandbox(core);
+    let pids = side.pids();
+    let _ = side.kill().await;
+    death::collect(&pids);
     let dir = core.layout.run().join("confirm");
     let cleaned = blocking(move || {
         let _ = disk::unmount(&dir.join("root"));

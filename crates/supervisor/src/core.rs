@@ -1,7 +1,7 @@
 //! What the supervisor knows, and what it does with what the guest says.
 
 use crate::{
-    activity::{Kind, Quiet},
+    activity::{Allowance, Kind, Quiet},
     disk::DiskLimit,
     facts::{FactLog, now},
     journals::Journals,
@@ -72,6 +72,10 @@ pub struct State {
     stalled: bool,
     /// Ends that wait for their output to arrive.
     pending: Vec<(u64, GuestEvent)>,
+    /// The highest number of an event that is handled; all below are, but for those that wait.
+    highest_event: u64,
+    /// What programs inside may still say.
+    pub said: Allowance,
     /// When the reason for a sandbox's end is known ahead of it.
     pub expected_end: Option<(model::EndReason, String)>,
 }
@@ -122,6 +126,8 @@ impl Core {
             receivers: HashMap::new(),
             stalled: false,
             pending: Vec::new(),
+            highest_event: 0,
+            said: Allowance::new(tokio::time::Instant::now()),
             expected_end: None,
         };
         Ok(Arc::new(Core {
@@ -270,10 +276,20 @@ impl Core {
             let arrived = ends.iter().all(|end| state.receivers.get(&end.stream).is_none_or(|r| r.stored() >= end.offset));
             if arrived && !state.works.is_starting(work) && !state.terminals.is_starting(work) {
                 self.work_ended(state, event);
-                self.link.ack_events(seq);
+                state.highest_event = state.highest_event.max(seq);
             } else {
                 state.pending.push((seq, event));
             }
+        }
+        self.ack_events(state);
+    }
+
+    /// Lets the guest forget the events that are handled. It forgets all up to a number, so none beyond one that waits.
+    fn ack_events(&self, state: &State) {
+        let waits = state.pending.iter().map(|(seq, _)| *seq).min();
+        let upto = waits.map_or(state.highest_event, |waits| state.highest_event.min(waits.saturating_sub(1)));
+        if upto > 0 {
+            self.link.ack_events(upto);
         }
     }
 }
@@ -420,8 +436,8 @@ impl Incoming for Core {
             }
             GuestEvent::Ended { .. } | GuestEvent::Unknown => {}
         }
-        drop(state);
-        self.link.ack_events(seq);
+        state.highest_event = state.highest_event.max(seq);
+        self.ack_events(&state);
     }
 }
 

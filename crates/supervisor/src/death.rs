@@ -16,6 +16,13 @@ pub fn hear_of_it() {
     }
 }
 
+/// Collects processes that have ended: while this process goes on, nobody else does.
+pub fn collect(pids: &[u32]) {
+    for pid in pids.iter().filter_map(|pid| Pid::from_raw(pid.cast_signed())) {
+        let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+    }
+}
+
 /// Why the kernel ended a sandbox for lack of memory: its own limit, or the machine's.
 pub fn of_memory(limit: Option<ByteSize>, used: u64) -> String {
     let mib = |bytes: u64| bytes >> 20;

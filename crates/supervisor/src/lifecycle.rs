@@ -105,7 +105,8 @@ impl Core {
     /// # Errors
     /// The guest can't be asked.
     pub async fn unsaveable(&self) -> Result<Vec<Unsaveable>, WireError> {
-        match self.link.request(Request::Unsaveable).await? {
+        let asked = tokio::time::timeout(QUIESCE_LIMIT, self.link.request(Request::Unsaveable)).await;
+        match asked.map_err(|_| WireError::new(Code::Unresponsive, "the guest doesn't say what can't be saved"))?? {
             Reply::Unsaveable { items } => Ok(items),
             _ => Err(WireError::new(Code::Protocol, "the guest answered with something else")),
         }

@@ -41,6 +41,8 @@ use wire::{
 /// How long a capture that is refused is tried again: what stands in its way, such as a deleted file that is still open, is
 /// often gone a moment later, and without a capture the memory is lost.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the guest may take to say what runs.
+const ASK_LIMIT: Duration = Duration::from_secs(10);
 /// The first wait between two tries; each is twice as long as the one before.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 /// Output from which a screen is put together again.
@@ -291,7 +293,9 @@ impl Core {
             execs.chain(terminals).collect()
         };
         // Every end that the guest had to tell comes before its answer to this.
-        let processes = match self.link.request(Request::Processes).await {
+        let asked = tokio::time::timeout(ASK_LIMIT, self.link.request(Request::Processes)).await;
+        let silent = || Err(WireError::new(wire::Code::Unresponsive, "the guest doesn't say what runs"));
+        let processes = match asked.unwrap_or_else(|_| silent()) {
             Ok(Reply::Processes { items }) => items,
             Ok(_) => Vec::new(),
             // Only names are missing then.

@@ -26,7 +26,9 @@ const LOOK: Duration = Duration::from_millis(250);
 /// A look is followed by a rest this many times as long, so that looking takes no more than about 5 % of the time.
 const REST: u32 = 20;
 /// Most files and directories looked at by one watch; more would make a careless `/` expensive.
-const MOST: usize = 100_000;
+const MOST: usize = 20_000;
+/// The longest time between two looks.
+const LONGEST_REST: Duration = Duration::from_secs(30);
 
 /// What is watched, and how it was found at the last look.
 pub struct Watch {
@@ -118,7 +120,8 @@ impl Watch {
                 return None;
             }
         };
-        self.rest = LOOK.max(begun.elapsed() * REST);
+        // A pause in the middle of a look is no measure of it.
+        self.rest = (begun.elapsed() * REST).clamp(LOOK, LONGEST_REST);
         Some(looked)
     }
 }

@@ -199,12 +199,19 @@ fn limits(dir: &File, project: u32) -> io::Result<Option<libc::dqblk>> {
     }
 }
 
+/// One file for so many bytes that a project may take; as a new ext4 has half of.
+const BYTES_PER_FILE: u64 = 8192;
+/// And so many in any case: a small disk holds many small files.
+const LEAST_FILES: u64 = 65536;
+
 /// Sets how many bytes a project may take; 0: as many as it likes.
 fn set_limit(dir: &File, project: u32, bytes: u64) -> io::Result<()> {
     // SAFETY: a `dqblk` is nothing but numbers.
     let mut wanted: libc::dqblk = unsafe { std::mem::zeroed() };
     wanted.dqb_bhardlimit = bytes / BLOCK;
-    wanted.dqb_valid = libc::QIF_BLIMITS;
+    // Empty files take no room, and a file system has only so many: without this one session could use them all up.
+    wanted.dqb_ihardlimit = if bytes == 0 { 0 } else { (bytes / BYTES_PER_FILE).max(LEAST_FILES) };
+    wanted.dqb_valid = libc::QIF_BLIMITS | libc::QIF_ILIMITS;
     // SAFETY: the kernel reads a `struct if_dqblk`, which `dqblk` is.
     unsafe { quota(dir, libc::Q_SETQUOTA, project, (&raw mut wanted).cast()) }
 }
