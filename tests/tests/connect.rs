@@ -205,3 +205,24 @@ fn what_comes_right_after_its_opposite_is_never_lost() {
     session.call("wake").expect(410);
     server.delete_all_and_check();
 }
+
+/// A session that failed says so under its key until somebody wants another, and can be deleted before and after.
+#[test]
+fn a_failed_session_gives_way_where_another_is_wanted_and_can_be_deleted() {
+    let server = Server::start();
+    let nowhere = json!({ "key": "k", "source": { "git": "http://127.0.0.1:1/nowhere.git" } });
+    let failed = server.client.post("/v1/sessions", &nowhere);
+    assert!(failed.status >= 400, "{}", failed.text());
+    let again = server.client.post("/v1/sessions", &json!({ "key": "k" })).expect(409).json();
+    assert_eq!(again["code"], "failed", "{again}");
+    let id = again["session_id"].as_str().expect("it is named").to_owned();
+    let old = Session { client: server.client.clone(), id: id.clone() };
+    assert_eq!(look(&old)["status"], "failed");
+    let new = server.client.post("/v1/sessions", &json!({ "key": "k", "replace": true })).expect(201).json();
+    assert_eq!(new["replaced"]["session_id"], json!(id), "{new}");
+    assert_eq!(server.client.post("/v1/sessions", &json!({ "key": "k" })).expect(200).json()["id"], new["id"]);
+    old.delete();
+    assert_eq!(look(&old)["status"], "deleted");
+    assert_eq!(server.client.post("/v1/sessions", &json!({ "key": "k" })).expect(200).json()["id"], new["id"]);
+    server.delete_all_and_check();
+}

@@ -321,11 +321,20 @@ impl Driver {
             intent: json!({ "actor": actor, "generation": self.row.generation, "cause": cause }),
             error: None,
         };
-        let mut change = SessionChange::new(self.row.clone());
-        change.session.updated_at = now;
-        change.events.push(started(&operation, &actor));
-        change.operations.push(operation.clone());
-        self.commit(change, Some(Arc::new(operation.clone()))).await?;
+        for attempt in 1.. {
+            let mut change = SessionChange::new(self.row.clone());
+            change.session.updated_at = now;
+            change.events.push(started(&operation, &actor));
+            change.operations.push(operation.clone());
+            match self.commit(change, Some(Arc::new(operation.clone()))).await {
+                // Its key was given to another session, in one commit with that session. The row was read again.
+                Err(Error::Conflict { .. }) if attempt < 3 => {}
+                committed => {
+                    committed?;
+                    break;
+                }
+            }
+        }
         Ok(self.start(operation, Job::of(kind), actor))
     }
 

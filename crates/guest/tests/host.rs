@@ -176,7 +176,8 @@ fn a_terminal_is_one() {
     assert!(guest.client.text(shell.stdout).contains("/dev/pts/"));
     let size = wire::guest::PtySize { cols: 40, rows: 10 };
     guest.client.request(Request::Resize { terminal: id, size }).unwrap();
-    let second = b"stty size; echo wait''ing; sleep 1000\n";
+    // It says itself that it runs: then it is in the foreground.
+    let second = b"stty size; sh -c \"echo wait''ing; exec sleep 1000\"\n";
     guest.client.feed(stdin, first.len() as u64, second, false);
     guest.client.until("the new size", |c| c.text(shell.stdout).contains("waiting"));
     assert!(guest.client.text(shell.stdout).contains("10 40"));
