@@ -51,6 +51,7 @@ pub fn seed() -> u64 {
 pub struct Choices(pub u64);
 
 impl Choices {
+    #[allow(clippy::should_implement_trait, reason = "a choice that never ends is no iterator's item")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;

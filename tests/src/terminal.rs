@@ -30,6 +30,7 @@ impl Viewer {
     }
 
     /// The next frame; `None` when the link has ended.
+    #[allow(clippy::should_implement_trait, reason = "it waits for what a link brings")]
     pub fn next(&mut self) -> Option<ServerFrame> {
         loop {
             match self.socket.read() {

@@ -271,7 +271,7 @@ fn tokens_reach_as_far_as_they_say_and_end_at_once() {
     write.post("/v1/server/shutdown", &json!({})).expect(403);
 
     // Limited to sessions: it sees and reaches no other, and makes none.
-    assert_eq!(ids(&items(limited.get("/v1/sessions"))), [one.id.clone()]);
+    assert_eq!(ids(&items(limited.get("/v1/sessions"))), std::slice::from_ref(&one.id));
     limited.post(&one.path("/execs?wait=true"), &exec).expect(201);
     for reply in [
         limited.get(&other.path("")),

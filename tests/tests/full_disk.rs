@@ -97,7 +97,11 @@ fn a_full_disk_loses_nothing_and_stops_nothing_that_runs() {
     assert_eq!((&ended["state"], &ended["exit_code"]), (&json!("exited"), &json!(0)), "{ended}");
     let printed = session.output(&printer, "stdout");
     assert_eq!(printed.len() as u64, ended["stdout_bytes"].as_u64().expect("a number"));
-    assert!(printed.len() % 100_000 == 0 && printed.iter().all(|byte| *byte == b'x'), "each byte is there: {}", printed.len());
+    assert!(
+        printed.len().is_multiple_of(100_000) && printed.iter().all(|byte| *byte == b'x'),
+        "each byte is there: {}",
+        printed.len()
+    );
     session.hibernate();
     assert_eq!(session.out("cat /tmp/memory /root/kept"), "kept\nkept");
     eventually("room is kept back again", || reserve(server.data()).exists().then_some(()));

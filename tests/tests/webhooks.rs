@@ -93,7 +93,8 @@ impl Receiver {
     fn start(elsewhere: &str) -> Receiver {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
-        let (received, answers): (Arc<Mutex<Vec<Received>>>, Arc<Mutex<VecDeque<u16>>>) = Default::default();
+        let received: Arc<Mutex<Vec<Received>>> = Arc::default();
+        let answers: Arc<Mutex<VecDeque<u16>>> = Arc::default();
         let (usual, ended) = (Arc::new(AtomicU16::new(200)), Arc::new(AtomicBool::new(false)));
         let (received_, answers_, usual_, ended_) = (received.clone(), answers.clone(), usual.clone(), ended.clone());
         let elsewhere = elsewhere.to_owned();

@@ -1,5 +1,7 @@
 //! The interface from outside, over a real engine and store, as far as it goes without a sandbox.
 
+#![allow(clippy::unwrap_used)] // A test fails by panicking.
+
 use api::{AppState, Listeners, Peer, router, serve};
 use axum::{
     Router,

@@ -65,7 +65,7 @@ impl Failure {
     }
 
     /// The same failure with the status of `exec`, `run` and `attach`.
-    pub fn as_ours(mut self) -> Failure {
+    pub fn into_ours(mut self) -> Failure {
         self.status = OURS;
         self
     }
@@ -146,6 +146,6 @@ mod tests {
             assert_eq!(Failure::of_problem(Problem::new(code, "x")).status, status, "{code:?}");
         }
         assert_eq!(Failure::unreachable("x").status, 69);
-        assert_eq!(Failure::not_found("x").as_ours().status, 125);
+        assert_eq!(Failure::not_found("x").into_ours().status, 125);
     }
 }

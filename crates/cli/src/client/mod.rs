@@ -96,7 +96,7 @@ pub async fn run(ctx: &Context, command: Command) -> Result<ExitCode> {
     match command {
         Command::New { key, options } => new::new(ctx, key, options).await.map(done),
         Command::Run { key, options, rm, keys, argv } => {
-            new::run(ctx, key, options, rm, keys.detach_keys, argv).await.map_err(Failure::as_ours)
+            new::run(ctx, key, options, rm, keys.detach_keys, argv).await.map_err(Failure::into_ours)
         }
         Command::Ls { state, meta, all, columns } => {
             sessions::ls(ctx, state.as_deref(), &meta, all, columns.as_deref()).await.map(done)
@@ -111,9 +111,9 @@ pub async fn run(ctx: &Context, command: Command) -> Result<ExitCode> {
                 _ => Mode::Write,
             };
             let attached = attach::command(ctx, &session, terminal.as_deref(), mode, keys.detach_keys).await;
-            attached.map_err(Failure::as_ours)
+            attached.map_err(Failure::into_ours)
         }
-        Command::Exec(args) => exec::command(ctx, args).await.map_err(Failure::as_ours),
+        Command::Exec(args) => exec::command(ctx, args).await.map_err(Failure::into_ours),
         Command::Ps { session, all } => logs::ps(ctx, &session, all).await.map(done),
         Command::Logs { session, source, follow, from, since } => {
             logs::logs(ctx, &session, source.as_deref(), follow, from, since).await.map(done)
