@@ -13,6 +13,11 @@
 //! A driver is started by the first message and ends when it has had nothing to do for a while: a sleeping session has
 //! none.
 
+mod words;
+
+pub(crate) use words::denied;
+use words::{failed, of_operation, started, state_changed};
+
 use crate::{
     Error, SessionView,
     inner::Inner,
@@ -22,7 +27,7 @@ use crate::{
     session::{Live, SandboxEnd, Session},
     timers,
 };
-use lifecycle::{Command, Decision, Outcome, Reason, Standing};
+use lifecycle::{Command, Decision, Outcome, Standing};
 use model::{Actor, EndReason, EventType, Memory, OperationId, OperationKind, OperationState, State};
 use serde_json::json;
 use std::{
@@ -609,66 +614,5 @@ async fn join<T>(task: Option<&mut JoinHandle<T>>) -> Result<T, tokio::task::Joi
     match task {
         Some(task) => task.await,
         None => std::future::pending().await,
-    }
-}
-
-/// A failure without a name of its own says at least of what.
-fn of_operation(error: Error, row: &OperationRow) -> Error {
-    match error {
-        Error::Internal { detail } => {
-            Error::OperationFailed { session: row.session_id, operation: row.id, kind: row.kind, detail }
-        }
-        other => other,
-    }
-}
-
-fn started(operation: &OperationRow, actor: &Actor) -> NewEvent {
-    NewEvent {
-        at: operation.started_at,
-        kind: EventType::OPERATION_STARTED,
-        actor: actor.clone(),
-        operation_id: Some(operation.id),
-        data: json!({ "kind": operation.kind }),
-    }
-}
-
-fn failed(operation: &OperationRow, actor: &Actor, code: &str, detail: &str) -> NewEvent {
-    NewEvent {
-        at: operation.ended_at.unwrap_or(operation.started_at),
-        kind: EventType::OPERATION_FAILED,
-        actor: actor.clone(),
-        operation_id: Some(operation.id),
-        data: json!({ "kind": operation.kind, "code": code, "detail": detail }),
-    }
-}
-
-fn state_changed(row: &SessionRow, from: State, operation: &OperationRow, actor: &Actor) -> NewEvent {
-    NewEvent {
-        at: row.updated_at,
-        kind: EventType::STATE_CHANGED,
-        actor: actor.clone(),
-        operation_id: Some(operation.id),
-        data: json!({ "from": from, "to": row.state, "reason": row.reason }),
-    }
-}
-
-/// The error that a refusal is told as.
-pub(crate) fn denied(row: &SessionRow, reason: Reason) -> Error {
-    let session = row.id;
-    let why = row.reason.clone().unwrap_or_default();
-    match reason {
-        Reason::Deleted => operation::deleted(row, row.updated_at),
-        Reason::Failed => Error::Failed { session, reason: why },
-        Reason::Paused => Error::Paused { session },
-        Reason::NotRunning if row.state == State::Hibernated => {
-            Error::NotRunning { session, reason: "it is hibernated".to_owned() }
-        }
-        Reason::NotRunning => Error::NotRunning { session, reason: why },
-        Reason::NoMemorySnapshot => Error::NoMemorySnapshot { session, reason: why },
-        Reason::Hibernated => Error::Conflict {
-            detail: format!("session {session} is hibernated; wake it, or stop it first to give up its memory"),
-        },
-        Reason::Ephemeral => Error::Ephemeral { session },
-        Reason::Creating => Error::Conflict { detail: format!("session {session} is still being created") },
     }
 }

@@ -9,9 +9,9 @@ use crate::{
     session::{SandboxEnd, Session},
 };
 use journal::{LineItem, LineReadError, ReadError, Reader, read_lines};
-use model::{Actor, EventType, Offset, Timestamp};
+use model::{Actor, EventType, ExecState, Offset, Timestamp};
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 use store::{ExecRow, NewEvent, SessionChange, SessionRow, TerminalRow};
 use wire::{
     facts::{Fact, FactLine},
@@ -66,7 +66,7 @@ pub(crate) async fn drain(inner: &Arc<Inner>, session: &Arc<Session>) -> Result<
                 return Ok(told);
             }
         };
-        let found = parse(lines.items);
+        let found = without_ended(inner, session, parse(lines.items)).await?;
         for Found { line, .. } in &found {
             match &line.fact {
                 Fact::SandboxEnded { reason, detail } => {
@@ -81,6 +81,26 @@ pub(crate) async fn drain(inner: &Arc<Inner>, session: &Arc<Session>) -> Result<
         let next = lines.next;
         inner.change(session, Box::new(move |row| Some(apply(row, &found, next)))).await?;
     }
+}
+
+/// Leaves out what would begin or end an exec once more that has ended: a guest that was taken over is believed what runs in
+/// it, and history is not its to write.
+async fn without_ended(inner: &Arc<Inner>, session: &Session, found: Vec<Found>) -> Result<Vec<Found>, Error> {
+    let mut ended = HashSet::new();
+    for Found { line, .. } in &found {
+        if let Fact::ExecStarted { exec, .. } = &line.fact
+            && let Some(known) = inner.store.exec(session.id, exec.id).await?
+            && known.state != ExecState::Running
+        {
+            tracing::warn!(session = %session.id, exec = %exec.id, "an exec that has ended is said to begin; left out");
+            ended.insert(exec.id);
+        }
+    }
+    let of_ended = |fact: &Fact| match fact {
+        Fact::ExecStarted { exec, .. } | Fact::ExecEnded { exec } => ended.contains(&exec.id),
+        _ => false,
+    };
+    Ok(found.into_iter().filter(|Found { line, .. }| !of_ended(&line.fact)).collect())
 }
 
 /// Reads on at `tail`, unless somebody has read on meanwhile.

@@ -15,8 +15,8 @@
 //! 2. The old sandbox lives: it is the session, and is captured anew. What there is of an image is removed before it can
 //!    run, so no image ever outlives a step that its programs take.
 //! 3. The new sandbox lives: its programs have gone on from the image, so it is the session, and it is taken over in turn.
-//! 4. Neither lives, and the image is whole and not marked as used: the old sandbox stood still from the capture to its end
-//!    and nothing has run since. The image is the session.
+//! 4. Neither lives, and the image is whole and not marked as used, or the disk is still the one that belongs to it: the old
+//!    sandbox stood still from the capture to its end and nothing has run since. The image is the session.
 //! 5. Else the memory is lost, and the session says so.
 //!
 //! So old memory is never put above a newer disk, and a sandbox that can be kept is never given up.
@@ -96,7 +96,8 @@ fn look(layout: &SessionLayout, runsc_state: &Path, stored: Generation) -> Found
     let mark = ending::mark(layout);
     let image = mark.as_ref().and_then(|mark| mark.takes_over.clone()).filter(|from| {
         let image = layout.image(from.generation);
-        ImageDescriptor::read(&image).is_ok() && !image.join(wake::STARTED).exists()
+        // Marked as used, but the disk is still its own: the restore failed before anything had run.
+        ImageDescriptor::read(&image).is_ok() && !wake::is_spent(&image, &layout.upper())
     });
     Found {
         supervisor_lives: ending::is_held(layout),

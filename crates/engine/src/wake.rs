@@ -16,7 +16,11 @@ use crate::{
 };
 use model::{EventType, Generation};
 use serde_json::json;
-use snapshot::{Hash, image::ImageDescriptor, template::Changed};
+use snapshot::{
+    Hash,
+    image::{DISK, ImageDescriptor, STARTED},
+    template::Changed,
+};
 use std::{path::Path, sync::Arc, time::Duration};
 use store::{SessionRow, WakeRecord};
 use wire::{
@@ -25,10 +29,6 @@ use wire::{
     layout::SessionLayout,
 };
 
-/// Written into an image, synced, right before programs run on from it.
-pub(crate) const STARTED: &str = "started";
-/// Beside an image: the fingerprint of the disk that belongs to it.
-const DISK: &str = "disk-fingerprint";
 /// Changed files of a template that an event names.
 const CHANGED_SHOWN: usize = 20;
 /// How long the frozen original may take to run on.
@@ -181,7 +181,7 @@ pub(crate) async fn judge(layout: &SessionLayout, image_of: Generation, error: E
 
 /// True where programs may have run on from the image and the disk isn't the one that belongs to it any more. Where it
 /// is, the image is made ready for another try.
-fn is_spent(image: &Path, upper: &Path) -> bool {
+pub(crate) fn is_spent(image: &Path, upper: &Path) -> bool {
     let marker = image.join(STARTED);
     if !marker.exists() {
         return false;

@@ -15,6 +15,10 @@ use std::{
 
 /// The file's name in an image's directory.
 pub const FILE: &str = "image.json";
+/// Written into an image, synced, right before programs run on from it.
+pub const STARTED: &str = "started";
+/// Beside an image: the fingerprint of the disk that belongs to it ([`crate::disk::fingerprint`]).
+pub const DISK: &str = "disk-fingerprint";
 /// First word of every descriptor.
 const MAGIC: &str = "dormouse-image";
 /// The format that this build writes, and the newest that it reads.

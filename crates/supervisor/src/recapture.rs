@@ -26,7 +26,10 @@ use runtime::Sandbox;
 use runtime_gvisor::GvisorSandbox;
 use screen::Screen;
 use serde::{Deserialize, Serialize};
-use snapshot::image::ImageDescriptor;
+use snapshot::{
+    disk,
+    image::{DISK, ImageDescriptor, STARTED},
+};
 use std::{collections::HashMap, path::Path, time::Duration};
 use tokio::{sync::watch, time::Instant};
 use wire::{
@@ -82,14 +85,26 @@ pub async fn capture(core: &Core, from: &TakesOver, works: TakenOver) -> Result<
     if !old.pids().is_empty() {
         return Err(WireError::new(Code::Internal, "the old sandbox does not end"));
     }
-    captured
+    captured?;
+    let (image, upper) = (core.layout.image(from.generation), core.layout.upper());
+    let noted = blocking(move || note_disk(&image, &upper)).await?;
+    if let Err(error) = noted {
+        tracing::warn!(%error, "a restore that fails will cost the memory");
+    }
+    Ok(())
+}
+
+/// Notes what the disk looks like that belongs to an image: where the restore fails before anything has run, that can be
+/// seen, and it can be tried again.
+fn note_disk(image: &Path, upper: &Path) -> anyhow::Result<()> {
+    Ok(std::fs::write(image.join(DISK), disk::fingerprint(upper)?.to_string())?)
 }
 
 /// A whole image that no programs have run on from yet.
 fn is_unused(image: &Path) -> Result<(), WireError> {
     let gone = |why: String| WireError::new(Code::SandboxGone, format!("the sandbox ended before it was taken over: {why}"));
     ImageDescriptor::read(image).map_err(|error| gone(error.to_string()))?;
-    if image.join(crate::start::STARTED).exists() { Err(gone("programs have run on from its image".to_owned())) } else { Ok(()) }
+    if image.join(STARTED).exists() { Err(gone("programs have run on from its image".to_owned())) } else { Ok(()) }
 }
 
 async fn capture_patiently(
@@ -428,7 +443,7 @@ mod tests {
         let (session, generation) = (model::SessionId::new(), model::Generation::FIRST);
         ImageDescriptor::of(dir.path(), session, generation, now(), needs, Vec::new()).unwrap().write(dir.path()).unwrap();
         assert_eq!(is_unused(dir.path()), Ok(()));
-        std::fs::write(dir.path().join(crate::start::STARTED), "").unwrap();
+        std::fs::write(dir.path().join(STARTED), "").unwrap();
         assert_eq!(is_unused(dir.path()).unwrap_err().code, Code::SandboxGone, "it was used");
     }
 }

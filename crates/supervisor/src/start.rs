@@ -13,7 +13,10 @@ use anyhow::Context;
 use model::{EndReason, Generation};
 use runtime::{Channel, SandboxSpec};
 use runtime_gvisor::{CgroupSupport, GvisorSandbox, Runsc};
-use snapshot::disk::{self, DiskLayout};
+use snapshot::{
+    disk::{self, DiskLayout},
+    image::STARTED,
+};
 use std::{fs::File, io::Write, path::Path, process::ExitCode, sync::Arc, time::Duration};
 use wire::{
     Code, WireError,
@@ -25,8 +28,6 @@ use wire::{
 
 /// Longest wait for a guest's first word: a restore of many GiB on a busy machine.
 const HELLO_LIMIT: Duration = Duration::from_secs(120);
-/// In an image that its programs may have run on from.
-pub const STARTED: &str = "started";
 /// How long the socket stays after the end, so that whoever asks gets an answer.
 const LINGER: Duration = Duration::from_secs(2);
 
