@@ -75,7 +75,13 @@ impl Supervisor {
         faults::point("ask.before");
         let answer = conn.ask(request).await;
         faults::point("ask.after");
-        if matches!(answer, Ok(_) | Err(CallError::Refused(_))) {
+        // A supervisor that doesn't know a request says so and closes the connection.
+        let stays_open = match &answer {
+            Ok(_) => true,
+            Err(CallError::Refused(error)) => !matches!(error.code, wire::Code::Unsupported | wire::Code::Protocol),
+            Err(_) => false,
+        };
+        if stays_open {
             let mut idle = self.idle.lock().expect("nothing panics while it holds the idle connections");
             if idle.len() < IDLE {
                 idle.push(conn);

@@ -278,7 +278,15 @@ impl Core {
             Phase::Running if self.state().generation == generation => return Ok(()),
             phase => return Err(wrong_phase("thaw", phase)),
         }
-        self.sandbox.resume().await.map_err(runtime_error)?;
+        if let Err(error) = self.sandbox.resume().await {
+            let mut told = runtime_error(error);
+            if told.message.contains("connection refused") {
+                // It was killed where it lay, before anybody could ask it to run on. As one that was just ending, it is to
+                // be restored; `SandboxGone` would not tell this from an end after programs had run.
+                told.code = Code::Busy;
+            }
+            return Err(told);
+        }
         {
             let mut state = self.state();
             state.generation = generation;
