@@ -3,9 +3,9 @@
 //! owner, and the same request repeated succeeds.
 //!
 //! A dry run counts the steps of an operation (`faults`); then each is broken in turn. The usual run takes a sample of
-//! all cases by a seed that is printed; the long form takes all of them.
+//! all cases by a seed that is printed; the long form takes all of them, and tells all that fail.
 
-use dormouse_tests::{Choices, Options, PATIENCE, Server, Session, eventually, http::Reply, long, seed};
+use dormouse_tests::{Options, PATIENCE, Server, Session, eventually, http::Reply, long};
 use serde_json::{Value, json};
 use std::{
     fs,
@@ -13,8 +13,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Cases of a usual run.
-const SAMPLE: usize = 14;
+/// Cases of a usual run, and which: the same each time, so that what it finds was changed by what is tested. Another seed
+/// in `DORMOUSE_SEED` takes others.
+const SAMPLE: usize = 16;
+const USUAL_SEED: &str = "1";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Operation {
@@ -181,17 +183,25 @@ fn operations_broken_at_any_step_lose_nothing_and_can_be_repeated() {
     let mut cases = cases();
     let count = cases.len();
     if !long() {
-        let mut choices = Choices(seed());
-        for n in (1..cases.len()).rev() {
-            cases.swap(n, usize::try_from(choices.below(n as u64 + 1)).expect("small"));
-        }
+        // By what a case is, not by its place: a step more or less elsewhere leaves the sample as it is.
+        let salt = std::env::var("DORMOUSE_SEED").unwrap_or_else(|_| USUAL_SEED.to_owned());
+        println!("DORMOUSE_SEED={salt}");
+        cases.sort_by_key(|case| {
+            let label = format!("{salt} {:?} {:?} {} {} {}", case.operation, case.blow, case.role, case.name, case.number);
+            *blake3::hash(label.as_bytes()).as_bytes()
+        });
         cases.truncate(SAMPLE);
     }
     println!("{} of {count} cases", cases.len());
+    let mut failed = Vec::new();
     for case in cases {
-        println!("{:?} {:?} of {} at {} {}", case.operation, case.blow, case.role, case.number, case.name);
-        run(&case);
+        let label = format!("{:?} {:?} of {} at {} {}", case.operation, case.blow, case.role, case.number, case.name);
+        println!("{label}");
+        if std::panic::catch_unwind(|| run(&case)).is_err() {
+            failed.push(label);
+        }
     }
+    assert!(failed.is_empty(), "{} cases failed:\n{}", failed.len(), failed.join("\n"));
 }
 
 fn run(case: &Case) {
