@@ -46,6 +46,8 @@ enum Blow {
     KillSandbox,
     NoSpace,
     BadDisk,
+    /// Half of a write.
+    Short,
 }
 
 #[derive(Debug, Clone)]
@@ -169,8 +171,11 @@ fn cases() -> Vec<Case> {
             if !matches!(operation, Operation::Create | Operation::Wake | Operation::Start) {
                 blows.push(Blow::KillSandbox);
             }
-            if kind == "file" {
+            if kind != "point" {
                 blows.extend([Blow::NoSpace, Blow::BadDisk]);
+            }
+            if kind == "write" {
+                blows.push(Blow::Short);
             }
             cases.extend(blows.into_iter().map(|blow| Case { operation, role: role.clone(), number, name: name.clone(), blow }));
         }
@@ -213,6 +218,7 @@ fn run(case: &Case) {
         Blow::KillSandbox => "pause",
         Blow::NoSpace => "enospc",
         Blow::BadDisk => "eio",
+        Blow::Short => "short",
     };
     fs::write(scene.faults.join("plan"), format!("{} {} {word}\n", case.role, case.number)).expect("a plan");
     scene.arm();

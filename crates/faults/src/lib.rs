@@ -5,9 +5,9 @@
 //!
 //! - `armed`: only while this file exists are points counted, from 0 in each process.
 //! - `plan`: one rule a line, `ROLE PLACE ACTION`. ROLE is `server` or `supervise`; PLACE is a number or the name of a
-//!   point (its first time); ACTION is `kill`, `pause`, `enospc`, `eio`. The last two fail a file operation: at a point
-//!   that is none they do nothing.
-//! - `trace.ROLE`: each counted point as a line, `NUMBER KIND NAME`, where KIND is `point` or `file`.
+//!   point (its first time); ACTION is `kill`, `pause`, `enospc`, `eio`, `short`. The last three are for file operations:
+//!   two fail it, the third writes half. At a point that is none they do nothing.
+//! - `trace.ROLE`: each counted point as a line, `NUMBER KIND NAME`, where KIND is `point`, `file` or `write`.
 //! - `paused`: appears when a point pauses, and names it; the process goes on once it is removed.
 //!
 //! The crate knows nothing of what the points mean.
@@ -34,6 +34,8 @@ enum Action {
     Kill,
     Pause,
     Fail(i32),
+    /// Half of a write.
+    Short,
 }
 
 #[derive(Debug)]
@@ -56,8 +58,19 @@ pub fn point(name: &str) {
 /// Only where a test has asked for it.
 pub fn file(name: &str) -> io::Result<()> {
     match faults() {
-        Some(faults) => faults.reach("file", name),
+        Some(faults) => faults.reach("file", name).map(drop),
         None => Ok(()),
+    }
+}
+
+/// Comes before a write of so many bytes: how many of them to write.
+///
+/// # Errors
+/// Only where a test has asked for it.
+pub fn write(name: &str, bytes: usize) -> io::Result<usize> {
+    match faults() {
+        Some(faults) => faults.reach("write", name).map(|short| if short { bytes.div_ceil(2) } else { bytes }),
+        None => Ok(bytes),
     }
 }
 
@@ -72,19 +85,21 @@ fn faults() -> Option<&'static Faults> {
 }
 
 impl Faults {
-    fn reach(&self, kind: &str, name: &str) -> io::Result<()> {
+    /// True where a write is to be short.
+    fn reach(&self, kind: &str, name: &str) -> io::Result<bool> {
         if !self.dir.join("armed").exists() {
-            return Ok(());
+            return Ok(false);
         }
         let number = self.count.fetch_add(1, Ordering::SeqCst);
         self.trace(number, kind, name);
         match action(&fs::read_to_string(self.dir.join("plan")).unwrap_or_default(), &self.role, number, name) {
             Some(Action::Kill) => kill_self(),
             Some(Action::Pause) => self.pause(name),
-            Some(Action::Fail(errno)) if kind == "file" => return Err(io::Error::from_raw_os_error(errno)),
-            Some(Action::Fail(_)) | None => {}
+            Some(Action::Fail(errno)) if kind != "point" => return Err(io::Error::from_raw_os_error(errno)),
+            Some(Action::Short) if kind == "write" => return Ok(true),
+            Some(Action::Fail(_) | Action::Short) | None => {}
         }
-        Ok(())
+        Ok(false)
     }
 
     fn trace(&self, number: usize, kind: &str, name: &str) {
@@ -119,6 +134,7 @@ fn action(plan: &str, role: &str, number: usize, name: &str) -> Option<Action> {
             "pause" => Some(Action::Pause),
             "enospc" => Some(Action::Fail(28)),
             "eio" => Some(Action::Fail(5)),
+            "short" => Some(Action::Short),
             _ => None,
         }
     })
@@ -166,6 +182,17 @@ mod tests {
     }
 
     #[test]
+    fn a_write_is_cut_in_half_where_that_is_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("plan"), "server 0 short\nserver 1 short\n").unwrap();
+        fs::write(dir.path().join("armed"), "").unwrap();
+        let faults = faults(dir.path());
+        assert!(faults.reach("write", "first").unwrap());
+        assert!(!faults.reach("file", "no write").unwrap());
+        assert!(!faults.reach("write", "third").unwrap());
+    }
+
+    #[test]
     fn a_pause_lasts_until_its_mark_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("plan"), "server here pause\n").unwrap();
@@ -179,7 +206,7 @@ mod tests {
             }
             assert!(!waits.is_finished());
             fs::remove_file(&paused).unwrap();
-            waits.join().unwrap().unwrap();
+            assert!(!waits.join().unwrap().unwrap());
         });
     }
 }

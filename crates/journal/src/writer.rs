@@ -282,7 +282,7 @@ impl Writer {
         let Some(current) = &self.current else { return Err(io::Error::other("no segment to write to")) };
         let room = self.retention.segment_end(current.start) - self.tail;
         let part = &bytes[..bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX))];
-        faults::file("journal.write")?;
+        let part = &part[..faults::write("journal.write", part.len())?];
         let n = current.file.write_at(part, self.tail - current.start)?;
         if n == 0 {
             return Err(io::ErrorKind::WriteZero.into());
