@@ -68,7 +68,7 @@ impl Engine {
     pub async fn connect(&self, caller: &Caller, id: SessionId, wake: bool, start: bool) -> Result<Connected, Error> {
         let session = self.inner.find(id).await?;
         let before = session.view().row;
-        let brought = if wake { self.bring_back(caller, &session, start).await } else { self.settle(&session).await };
+        let brought = if wake { self.bring_back(caller, &session, start).await } else { self.inner.created(&session).await };
         let mut failure = brought.err();
         let mut found = found(&session);
         if found == Found::Connected && failure.is_none() {
@@ -104,24 +104,9 @@ impl Engine {
         if session.view().row.state == State::Deleted {
             return Ok(());
         }
-        self.settle(session).await?;
+        self.inner.created(session).await?;
         let admitted = self.inner.command(session, Command::Use { start }, &caller.actor).await?;
         admitted.wait().await
-    }
-
-    /// Waits until a session that is being created is there.
-    async fn settle(&self, session: &Arc<Session>) -> Result<(), Error> {
-        let mut changes = session.changes();
-        loop {
-            changes.borrow_and_update();
-            if session.view().row.state != State::Creating {
-                return Ok(());
-            }
-            tokio::select! {
-                _ = changes.changed() => {}
-                () = self.inner.closing.cancelled() => return Err(Error::ShuttingDown),
-            }
-        }
     }
 
     /// Asks the guest for a sign of life; through changes of the session's state, which are waited for.

@@ -160,20 +160,12 @@ async fn existing(inner: &Arc<Inner>, caller: &Caller, new: &NewSession, row: Se
 
 /// Waits until a session that is being created is there.
 async fn settled(inner: &Arc<Inner>, session: &Arc<Session>) -> Result<(), Error> {
-    let mut changes = session.changes();
-    loop {
-        changes.borrow_and_update();
-        let row = session.view().row;
-        match row.state {
-            State::Creating => {}
-            State::Failed => return Err(Error::Failed { session: row.id, reason: row.reason.clone().unwrap_or_default() }),
-            State::Deleted => return Err(deleted(&row, inner.now())),
-            _ => return Ok(()),
-        }
-        tokio::select! {
-            _ = changes.changed() => {}
-            () = inner.closing.cancelled() => return Err(Error::ShuttingDown),
-        }
+    inner.created(session).await?;
+    let row = session.view().row;
+    match row.state {
+        State::Failed => Err(Error::Failed { session: row.id, reason: row.reason.clone().unwrap_or_default() }),
+        State::Deleted => Err(deleted(&row, inner.now())),
+        _ => Ok(()),
     }
 }
 

@@ -16,7 +16,6 @@ use model::{EventType, OperationId, SessionId, State, Timestamp};
 use serde_json::json;
 use std::{sync::Arc, time::Duration};
 use store::{Cursor, NewEvent, OperationRow, Page, SessionChange, SessionFilter, SessionRow, Store};
-use wire::control::Request;
 
 /// The name under which the store keeps this server's own.
 const INSTANCE: &str = "instance";
@@ -347,17 +346,6 @@ impl Engine {
         };
         self.inner.change(&session, Box::new(change)).await?;
         Ok(session.view())
-    }
-
-    /// Asks the guest for a sign of life. Starts nothing.
-    ///
-    /// # Errors
-    /// [`Error::NotRunning`] without a sandbox, [`Error::Unresponsive`] without an answer.
-    pub async fn probe(&self, id: SessionId) -> Result<(), Error> {
-        let session = self.inner.present(id).await?;
-        let live = self.running(&session)?;
-        live.supervisor.call_soon(&Request::Probe).await.map_err(|error| session.call_error(error))?;
-        Ok(())
     }
 
     /// The sandbox of a session that runs now; nothing is done for it.

@@ -189,6 +189,21 @@ impl Inner {
         }
     }
 
+    /// Waits until a session that is being created is there, or has failed.
+    pub(crate) async fn created(&self, session: &Session) -> Result<(), Error> {
+        let mut changes = session.changes();
+        loop {
+            changes.borrow_and_update();
+            if session.view().row.state != State::Creating {
+                return Ok(());
+            }
+            tokio::select! {
+                _ = changes.changed() => {}
+                () = self.closing.cancelled() => return Err(Error::ShuttingDown),
+            }
+        }
+    }
+
     /// The sandbox of a session as it is, without doing anything for it.
     pub(crate) fn awake(&self, session: &Session) -> Option<Arc<Live>> {
         let view = session.view();
