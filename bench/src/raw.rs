@@ -127,15 +127,21 @@ impl Raw {
 
     /// `runsc checkpoint` with what is fastest, and its files synced.
     pub fn checkpoint(&mut self) -> Result<()> {
+        self.checkpoint_unsynced()?;
         let image = self.image();
-        fs::create_dir_all(&image)?;
-        let mut command = self.runsc()?;
-        command.args(["checkpoint", "-leave-running", "-compression=none", "-image-path"]).arg(&image).arg(self.name());
-        self.finish(command)?;
         for entry in fs::read_dir(&image)? {
             File::open(entry?.path())?.sync_all()?;
         }
         Ok(File::open(&image)?.sync_all()?)
+    }
+
+    /// `runsc checkpoint` with what is fastest.
+    pub fn checkpoint_unsynced(&mut self) -> Result<()> {
+        let image = self.image();
+        fs::create_dir_all(&image)?;
+        let mut command = self.runsc()?;
+        command.args(["checkpoint", "-leave-running", "-compression=none", "-image-path"]).arg(&image).arg(self.name());
+        self.finish(command)
     }
 
     pub fn pause(&self) -> Result<()> {

@@ -4,8 +4,10 @@
 //! folder. When a [`Server`] is dropped, everything that belonged to its data directory is ended and removed, however
 //! the test ended; and a test that passed has checked that nothing was left over.
 
+pub mod faults;
 pub mod http;
 pub mod leftovers;
+pub mod s3;
 pub mod server;
 pub mod session;
 pub mod terminal;

@@ -165,7 +165,6 @@ fn what_is_wrong_or_not_built_is_named() {
     let create = |body: Value| server.client.post("/v1/sessions", &body);
     for (field, value) in [
         ("machine", json!("m")),
-        ("snapshot_id", json!(NOBODY)),
         ("volumes", json!([])),
         ("network", json!({ "default": "deny" })),
         ("confirm", json!([])),
@@ -197,6 +196,7 @@ fn what_is_wrong_or_not_built_is_named() {
         assert_eq!(raw(bad).expect(400).problem(), "bad_request");
     }
     assert_eq!(create(json!({ "template": "nowhere" })).expect(404).problem(), "not_found");
+    assert_eq!(create(json!({ "snapshot_id": NOBODY })).expect(404).problem(), "not_found");
     // An empty body is an empty object.
     let made = server.client.send("POST", "/v1/sessions", &[], None).expect("an answer").expect(201).json();
     server.client.delete(&format!("/v1/sessions/{}", made["id"].as_str().expect("an id"))).expect(204);
@@ -232,10 +232,10 @@ fn what_is_wrong_or_not_built_is_named() {
     let wrong = server.client.send("PUT", "/v1/sessions", &[], Some(b"{}")).expect("an answer").expect(405);
     assert_eq!(wrong.problem(), "method_not_allowed");
     // Parts of the contract that come later say so.
-    for path in ["/v1/snapshots", "/v1/machines", "/v1/volumes", "/v1/secrets", "/v1/storage", "/v1/recovery"] {
+    for path in ["/v1/machines", "/v1/volumes", "/v1/secrets", "/v1/storage", "/v1/recovery"] {
         assert_eq!(server.client.get(path).expect(400).problem(), "not_built", "{path}");
     }
-    for path in ["/snapshots", "/fork", "/rollback", "/feed", "/notes", "/checkpoints"] {
+    for path in ["/feed", "/notes", "/checkpoints"] {
         assert_eq!(server.client.post(&session.path(path), &json!({})).expect(400).problem(), "not_built", "{path}");
     }
     server.delete_all_and_check();

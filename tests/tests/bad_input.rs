@@ -47,6 +47,8 @@ fn an_unknown_id_is_not_found_on_every_route() {
         format!("{own}/terminals/{NO_SUCH}/screen"),
         format!("{own}/terminals/{NO_SUCH}/output"),
         format!("/v1/operations/{NO_SUCH}"),
+        format!("/v1/snapshots/{NO_SUCH}"),
+        "/v1/snapshots/no-such-thing".to_owned(),
         "/v1/no/such/address".to_owned(),
     ];
     for path in gets {
@@ -58,6 +60,11 @@ fn an_unknown_id_is_not_found_on_every_route() {
         (format!("/v1/sessions/{NO_SUCH}/terminals"), json!({ "cols": 80, "rows": 24 })),
         (format!("/v1/sessions/{NO_SUCH}/hibernate"), json!({})),
         (format!("/v1/sessions/{NO_SUCH}/wake"), json!({})),
+        (format!("/v1/sessions/{NO_SUCH}/snapshots"), json!({})),
+        (format!("/v1/sessions/{NO_SUCH}/fork"), json!({})),
+        (format!("/v1/sessions/{NO_SUCH}/rollback"), json!({ "snapshot_id": NO_SUCH })),
+        (format!("{own}/rollback"), json!({ "snapshot_id": NO_SUCH })),
+        (format!("/v1/snapshots/{NO_SUCH}/fork"), json!({})),
         (format!("/v1/sessions/{NO_SUCH}/files/mkdir"), json!({ "path": "/x" })),
         (format!("{own}/execs/{NO_SUCH}/signal"), json!({ "signal": "TERM" })),
     ];
@@ -116,6 +123,9 @@ fn an_unknown_field_is_refused_by_name() {
         (session.path("/execs"), json!({ "shell": "true", "kee": 1 })),
         (session.path("/terminals"), json!({ "cols": 80, "rows": 24, "kee": 1 })),
         (session.path("/hibernate"), json!({ "kee": 1 })),
+        (session.path("/snapshots"), json!({ "kee": 1 })),
+        (session.path("/fork"), json!({ "kee": 1 })),
+        (session.path("/rollback"), json!({ "snapshot_id": NO_SUCH, "kee": 1 })),
         (session.path("/files/move"), json!({ "from": "/a", "to": "/b", "kee": 1 })),
     ];
     for (path, body) in posts {

@@ -615,7 +615,9 @@ fn a_server_that_is_asked_to_end_says_good_and_its_sessions_go_on() {
     let exec = count(&session);
     counts_on(&session, &exec);
     let before = counted(&session, &exec);
+    let asked = Instant::now();
     assert_eq!(server.terminate(), Some(0));
+    assert!(asked.elapsed() < Duration::from_secs(10), "it takes its time: {:?}", asked.elapsed());
     assert!(!processes_of(&server, &session).is_empty(), "its sandbox is there");
     server.start_again();
     let session = session.on(&server.client);

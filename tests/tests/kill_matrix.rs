@@ -5,17 +5,17 @@
 //! A dry run counts the steps of an operation (`faults`); then each is broken in turn. The usual run takes a sample of
 //! all cases by a seed that is printed; the long form takes all of them, and tells all that fail.
 
-use dormouse_tests::{Options, PATIENCE, Server, Session, eventually, http::Reply, long};
-use serde_json::{Value, json};
-use std::{
-    fs,
-    path::PathBuf,
-    time::{Duration, Instant},
+use dormouse_tests::{
+    Options, Server, Session, eventually,
+    faults::{Faults, kill_sandbox},
+    http::Reply,
+    long,
 };
+use serde_json::{Value, json};
 
 /// Cases of a usual run, and which: the same each time, so that what it finds was changed by what is tested. Another seed
 /// in `DORMOUSE_SEED` takes others.
-const SAMPLE: usize = 16;
+const SAMPLE: usize = 24;
 const USUAL_SEED: &str = "1";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,12 +29,16 @@ enum Operation {
     Unpause,
     Stop,
     Start,
+    Snapshot,
+    Fork,
+    Rollback,
+    DeleteSnapshot,
     Delete,
 }
 
-const OPERATIONS: [Operation; 10] = {
+const OPERATIONS: [Operation; 14] = {
     use Operation::*;
-    [Create, Exec, Put, Hibernate, Wake, Pause, Unpause, Stop, Start, Delete]
+    [Create, Exec, Put, Hibernate, Wake, Pause, Unpause, Stop, Start, Snapshot, Fork, Rollback, DeleteSnapshot, Delete]
 };
 
 /// What is done at a step.
@@ -62,19 +66,16 @@ struct Case {
 /// A server with faults, and a session with something to lose.
 struct Scene {
     server: Server,
-    faults: PathBuf,
+    faults: Faults,
     session: Session,
     /// Prints a line each time that it is asked; its memory is what must not be lost.
     shell: String,
-    _dir: tempfile::TempDir,
 }
 
 impl Scene {
     fn new() -> Scene {
-        let dir = tempfile::Builder::new().prefix("dormouse-faults-").tempdir().expect("a directory");
-        let faults = dir.path().to_owned();
-        let mut options = Options::default();
-        options.env.push(("DORMOUSE_FAULTS".to_owned(), faults.to_string_lossy().into_owned()));
+        let (faults, mut options) = (Faults::new(), Options::default());
+        faults.give_to(&mut options);
         // The restore is what is to be broken, not the thaw.
         options.args.push("--no-confirm".to_owned());
         let server = Server::with(options);
@@ -82,7 +83,7 @@ impl Scene {
         session.write_file("/root/acknowledged", b"kept").expect(204);
         session.out("echo kept > /tmp/memory; echo kept > /root/by-program; sync");
         let shell = session.start_sh("n=0; while read line; do n=$((n+1)); echo $n; done; exec sleep 100000");
-        Scene { server, faults, session, shell, _dir: dir }
+        Scene { server, faults, session, shell }
     }
 
     /// Brings the session to where the operation begins.
@@ -91,6 +92,9 @@ impl Scene {
             Operation::Wake => drop(self.session.hibernate()),
             Operation::Unpause => drop(self.session.call("pause").expect(200)),
             Operation::Start => drop(self.session.call("stop").expect(200)),
+            Operation::Rollback | Operation::DeleteSnapshot => {
+                self.session.client.post(&self.session.path("/snapshots"), &json!({ "name": KEPT })).expect(201);
+            }
             _ => {}
         }
         if operation == Operation::Wake {
@@ -101,47 +105,20 @@ impl Scene {
     }
 
     fn ask(&self, operation: Operation) -> Result<Reply, String> {
-        let (client, path) = (&self.session.client, |rest: &str| self.session.path(rest));
-        let post = |path: &str, body: Value| client.send("POST", path, JSON, Some(body.to_string().as_bytes()));
-        let reply = match operation {
-            Operation::Create => post("/v1/sessions", json!({ "key": "another" })),
-            Operation::Exec => {
-                post(&path("/execs?wait=true"), json!({ "shell": "echo once >> /root/ran; echo said", "key": "once" }))
-            }
-            Operation::Put => client.send("PUT", &path("/files?path=/root/put"), &[], Some(b"all of it")),
-            Operation::Hibernate => post(&path("/hibernate"), json!({})),
-            Operation::Wake => post(&path("/wake"), json!({})),
-            Operation::Pause => post(&path("/pause"), json!({})),
-            Operation::Unpause => post(&path("/unpause"), json!({})),
-            Operation::Stop => post(&path("/stop"), json!({})),
-            Operation::Start => post(&path("/start"), json!({})),
-            Operation::Delete => client.send("DELETE", &path(""), &[], None),
-        };
-        reply.map_err(|error| error.to_string())
-    }
-
-    fn arm(&self) {
-        fs::write(self.faults.join("armed"), "").expect("a file");
-    }
-
-    fn disarm(&self) {
-        for name in ["armed", "plan", "paused"] {
-            let _ = fs::remove_file(self.faults.join(name));
-        }
+        send(&self.session, operation).map_err(|error| error.to_string())
     }
 
     /// The steps of an operation: role, number, kind, name.
     fn steps(operation: Operation) -> Vec<(String, usize, String, String)> {
         let scene = Scene::new();
         scene.prepare(operation);
-        scene.arm();
+        scene.faults.arm("");
         let reply = scene.ask(operation).expect("an answer");
         assert!(reply.status < 300, "{operation:?}: {} {}", reply.status, reply.text());
-        scene.disarm();
+        scene.faults.disarm();
         let mut steps = Vec::new();
         for role in ["server", "supervise"] {
-            let trace = fs::read_to_string(scene.faults.join(format!("trace.{role}"))).unwrap_or_default();
-            for line in trace.lines() {
+            for line in scene.faults.trace(role).lines() {
                 let words: Vec<&str> = line.split(' ').collect();
                 let number = words[0].parse().expect("a number");
                 // What a supervisor does by itself every second isn't a step of this.
@@ -152,14 +129,10 @@ impl Scene {
         }
         steps
     }
-
-    fn sandbox_pids(&self) -> Vec<u32> {
-        let mark = self.server.data().join("sessions").join(&self.session.id).join("run/supervisor.json");
-        let mark: Value = fs::read(mark).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
-        let pids = mark["sandbox_pids"].as_array().cloned().unwrap_or_default();
-        pids.iter().filter_map(|pid| u32::try_from(pid.as_u64()?).ok()).collect()
-    }
 }
+
+/// The name of the snapshot that is set back to or deleted.
+const KEPT: &str = "kept";
 
 const JSON: &[(&str, &str)] = &[("content-type", "application/json")];
 
@@ -220,8 +193,7 @@ fn run(case: &Case) {
         Blow::BadDisk => "eio",
         Blow::Short => "short",
     };
-    fs::write(scene.faults.join("plan"), format!("{} {} {word}\n", case.role, case.number)).expect("a plan");
-    scene.arm();
+    scene.faults.arm(&format!("{} {} {word}\n", case.role, case.number));
     let answer = std::thread::scope(|scope| {
         let asking = scope.spawn(|| scene.ask(case.operation));
         if case.blow == Blow::KillSandbox {
@@ -229,7 +201,7 @@ fn run(case: &Case) {
         }
         asking.join().expect("the question doesn't panic")
     });
-    scene.disarm();
+    scene.faults.disarm();
     if case.blow == Blow::Kill && case.role == "server" {
         scene.server.kill();
         scene.server.start_again();
@@ -237,22 +209,32 @@ fn run(case: &Case) {
     let session = scene.session.on(&scene.server.client);
     let lost_sandbox = case.blow == Blow::KillSandbox;
     check(&scene, &session, case, &answer, &before, lost_sandbox);
+    if matches!(case.operation, Operation::Snapshot | Operation::Fork | Operation::Rollback | Operation::DeleteSnapshot) {
+        // What processes that died had begun to write, the next start clears away.
+        scene.server.kill();
+        scene.server.start_again();
+        delete_snapshots(&scene.server);
+    }
     scene.server.delete_all_and_check();
+    let names = |dir: &str| std::fs::read_dir(scene.server.data().join(dir)).into_iter().flatten().flatten().map(|e| e.path());
+    eventually(&format!("{case:?}: no layer and no snapshot is left"), || {
+        names("layers").chain(names("snapshots")).next().is_none().then_some(())
+    });
+}
+
+fn delete_snapshots(server: &Server) {
+    let kept = server.client.get("/v1/snapshots?limit=1000").expect(200).json();
+    for snapshot in kept["items"].as_array().into_iter().flatten() {
+        server.client.delete(&format!("/v1/snapshots/{}", snapshot["id"].as_str().expect("an id"))).expect(204);
+    }
 }
 
 /// Waits for the pause, kills the sandbox there, and lets the process go on. The step may not come this time: then the
 /// answer does.
 fn strike_sandbox<T>(scene: &Scene, asking: &std::thread::ScopedJoinHandle<'_, T>) {
-    let (paused, deadline) = (scene.faults.join("paused"), Instant::now() + PATIENCE);
-    while !paused.exists() && !asking.is_finished() {
-        assert!(Instant::now() < deadline, "neither the step nor an answer comes");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    for pid in scene.sandbox_pids() {
-        // SAFETY: kill takes two integers; the processes are those of this test's sandbox.
-        unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
-    }
-    let _ = fs::remove_file(paused);
+    scene.faults.paused(|| asking.is_finished());
+    kill_sandbox(&scene.server, &scene.session);
+    scene.faults.go_on();
 }
 
 fn check(scene: &Scene, session: &Session, case: &Case, answer: &Result<Reply, String>, before: &Value, lost_sandbox: bool) {
@@ -266,10 +248,15 @@ fn check(scene: &Scene, session: &Session, case: &Case, answer: &Result<Reply, S
         let state = shown["state"].as_str().expect("a state");
         assert!(["running", "paused", "hibernated", "stopped"].contains(&state), "{}", told("state", &shown));
     }
+    if let Ok(reply) = answer {
+        let before_anything = matches!(reply.status, 503 | 507);
+        assert!(reply.status < 500 || before_anything, "{}", told("a failure of the server's", &reply.text()));
+    }
     // The same request again succeeds.
     let again = eventually(&told("the same again succeeds", &before), || {
         let reply = repeat(session, case.operation)?;
-        (reply.status < 300).then_some(reply)
+        let whole = case.operation != Operation::Fork || reply.json()["errors"] == json!([]);
+        (reply.status < 300 && whole).then_some(reply)
     });
     if case.operation == Operation::Delete {
         session.client.get(&session.path("")).expect(410);
@@ -278,9 +265,17 @@ fn check(scene: &Scene, session: &Session, case: &Case, answer: &Result<Reply, S
     // What was acknowledged is there, whatever became of the sandbox.
     let shown = session.show();
     if shown["state"] == "paused" {
-        session.call("unpause").expect(200);
+        // Its sandbox may be gone, and the server not told yet: then there is nothing to unpause a moment later.
+        eventually(&told("it is unpaused", &shown), || {
+            let unpaused = session.call("unpause").status == 200;
+            (unpaused || session.state() == "stopped").then_some(())
+        });
     }
-    let exec = session.exec_with(&json!({ "shell": "cat /root/acknowledged /root/by-program", "start": true }));
+    // One that is asked for while its sandbox dies is lost with it, which is an answer: this one only reads, and is asked again.
+    let exec = eventually(&told("an exec", &shown), || {
+        let exec = session.exec_with(&json!({ "shell": "cat /root/acknowledged /root/by-program", "start": true }));
+        (exec.json["state"] != "lost").then_some(exec)
+    });
     assert_eq!(exec.stdout, "keptkept\n", "{}", told("files", &exec));
     let stopped = matches!(case.operation, Operation::Stop | Operation::Start);
     let events = session.events();
@@ -293,14 +288,30 @@ fn check(scene: &Scene, session: &Session, case: &Case, answer: &Result<Reply, S
         assert_eq!(session.exec(&scene.shell)["state"], "running", "{}", told("the program", &shown));
     }
     match case.operation {
-        Operation::Exec => {
-            let ran = session.out("cat /root/ran");
-            if !lost {
-                assert_eq!(ran, "once", "{}", told("it ran once", &again.json()));
-            }
-        }
+        Operation::Exec => check_exec(session, case, answer, &again.json()),
         Operation::Put => assert_eq!(session.read_file("/root/put").expect(200).body, b"all of it"),
         _ => {}
+    }
+}
+
+/// What ran at most once, and what its record says, agree: a record that it has ended well is no guess, and one that it is
+/// lost, which names the cause, leaves open how far it came.
+fn check_exec(session: &Session, case: &Case, answer: &Result<Reply, String>, again: &Value) {
+    let ran = session.out("cat /root/ran 2>/dev/null || true");
+    let told = format!("{case:?}: it ran '{ran}' (answered {answer:?}, then {again})");
+    let shown = session.exec(again["id"].as_str().expect("an exec has an id"));
+    assert_eq!((&shown["state"], &shown["reason"]), (&again["state"], &again["reason"]), "{told}: {shown}");
+    match again["state"].as_str() {
+        Some("exited") => assert_eq!((ran.as_str(), &again["exit_code"]), ("once", &json!(0)), "{told}"),
+        Some("lost") => {
+            assert!(ran.is_empty() || ran == "once", "{told}");
+            assert!(again["exit_code"].is_null() && again["reason"].is_string(), "{told}");
+        }
+        _ => panic!("{told}"),
+    }
+    if let Some(first) = answer.as_ref().ok().filter(|first| first.status == 201) {
+        let first = first.json();
+        assert_eq!((&first["id"], &first["state"]), (&again["id"], &again["state"]), "{told}");
     }
 }
 
@@ -310,34 +321,57 @@ fn was_told(events: &[Value]) -> bool {
     stopped.is_some_and(|event| event["data"]["reason"].as_str().is_some_and(|reason| !reason.is_empty()))
 }
 
-fn repeat(session: &Session, operation: Operation) -> Option<Reply> {
+/// Asks for the operation, always in the same words.
+fn send(session: &Session, operation: Operation) -> Result<Reply, ureq::Error> {
     let (client, path) = (&session.client, |rest: &str| session.path(rest));
-    let post = |path: &str, body: Value| client.send("POST", path, JSON, Some(body.to_string().as_bytes())).ok();
-    let state = client.get(&path("")).json()["state"].as_str().map(str::to_owned);
-    match (operation, state.as_deref()) {
-        (Operation::Create, _) => {
-            let reply = post("/v1/sessions", json!({ "key": "another" }))?;
-            // One that failed for good says so, and gives way to another where that is wanted.
-            if reply.status == 409 { post("/v1/sessions", json!({ "key": "another", "replace": true })) } else { Some(reply) }
-        }
-        (Operation::Exec, _) => {
+    let post = |path: &str, body: Value| client.send("POST", path, JSON, Some(body.to_string().as_bytes()));
+    match operation {
+        Operation::Create => post("/v1/sessions", json!({ "key": "another" })),
+        Operation::Exec => {
             post(&path("/execs?wait=true&start=true"), json!({ "shell": "echo once >> /root/ran; echo said", "key": "once" }))
         }
-        (Operation::Put, Some("stopped")) => {
-            post(&path("/start"), json!({}))?;
-            client.send("PUT", &path("/files?path=/root/put"), &[], Some(b"all of it")).ok()
+        Operation::Put => client.send("PUT", &path("/files?path=/root/put&start=true"), &[], Some(b"all of it")),
+        Operation::Hibernate => post(&path("/hibernate"), json!({})),
+        Operation::Wake => post(&path("/wake"), json!({})),
+        Operation::Pause => post(&path("/pause"), json!({})),
+        Operation::Unpause => post(&path("/unpause"), json!({})),
+        Operation::Stop => post(&path("/stop"), json!({})),
+        Operation::Start => post(&path("/start"), json!({})),
+        Operation::Snapshot => post(&path("/snapshots"), json!({})),
+        Operation::Fork => post(&path("/fork"), json!({ "count": 2 })),
+        Operation::Rollback => post(&path("/rollback"), json!({ "snapshot_id": kept(session) })),
+        Operation::DeleteSnapshot => client.send("DELETE", &format!("/v1/snapshots/{}", kept(session)), &[], None),
+        Operation::Delete => client.send("DELETE", &path(""), &[], None),
+    }
+}
+
+/// The id of the snapshot that was kept; of one that is gone, an id of nobody's.
+fn kept(session: &Session) -> String {
+    let list = session.client.get("/v1/snapshots").expect(200).json();
+    let found = list["items"].as_array().into_iter().flatten().find(|snapshot| snapshot["name"] == KEPT);
+    let id = found.and_then(|snapshot| snapshot["id"].as_str());
+    id.unwrap_or("01890000-0000-7000-8000-000000000000").to_owned()
+}
+
+/// The same once more, or what there is instead where the sandbox has died.
+fn repeat(session: &Session, operation: Operation) -> Option<Reply> {
+    let stopped = session.client.get(&session.path("")).json()["state"] == "stopped";
+    match operation {
+        // One that failed for good says so, and gives way to another where that is wanted.
+        Operation::Create => {
+            let reply = send(session, operation).ok()?;
+            let anew = || session.client.post("/v1/sessions", &json!({ "key": "another", "replace": true }));
+            Some(if reply.status == 409 { anew() } else { reply })
         }
-        (Operation::Put, _) => client.send("PUT", &path("/files?path=/root/put"), &[], Some(b"all of it")).ok(),
-        // A sandbox that died takes what can only be done to a sandbox with it: the way back is a start.
-        (Operation::Hibernate | Operation::Pause | Operation::Unpause | Operation::Wake, Some("stopped")) => {
-            post(&path("/start"), json!({}))
+        // Its name went with it.
+        Operation::DeleteSnapshot => {
+            let reply = send(session, operation).ok()?;
+            Some(Reply { status: if matches!(reply.status, 404 | 410) { 204 } else { reply.status }, ..reply })
         }
-        (Operation::Hibernate, _) => post(&path("/hibernate"), json!({})),
-        (Operation::Wake, _) => post(&path("/wake"), json!({})),
-        (Operation::Pause, _) => post(&path("/pause"), json!({})),
-        (Operation::Unpause, _) => post(&path("/unpause"), json!({})),
-        (Operation::Stop, _) => post(&path("/stop"), json!({})),
-        (Operation::Start, _) => post(&path("/start"), json!({})),
-        (Operation::Delete, _) => client.send("DELETE", &path(""), &[], None).ok(),
+        // What can only be done to a sandbox went with it: the way back is a start.
+        Operation::Hibernate | Operation::Pause | Operation::Unpause | Operation::Wake if stopped => {
+            send(session, Operation::Start).ok()
+        }
+        _ => send(session, operation).ok(),
     }
 }

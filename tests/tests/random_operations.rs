@@ -208,11 +208,8 @@ fn again(mut ask: impl FnMut() -> Option<Reply>) -> Reply {
     loop {
         if let Some(reply) = ask() {
             let retryable = reply.status >= 400 && reply.status != 404 && reply.json()["retryable"] == true;
-            if !retryable && reply.status < 500 {
-                return reply;
-            }
-            assert!(retryable || matches!(reply.status, 500 | 502), "{} {}", reply.status, reply.text());
-            // Lost with its sandbox, which somebody stopped.
+            // What was accepted has an object or a refusal for its answer, never a failure of the server's.
+            assert!(retryable || reply.status < 500, "{} {}", reply.status, reply.text());
             if !retryable {
                 return reply;
             }

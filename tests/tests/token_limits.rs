@@ -224,11 +224,45 @@ fn disk_is_limited_and_a_full_one_keeps_nobody_from_cleaning_up() {
 }
 
 #[test]
+fn the_space_of_snapshots_is_limited_and_the_session_goes_on() {
+    let server = Server::start();
+    let client = limited(&server, "few", json!({ "snapshot_bytes": 16 << 20 }));
+    let session = create(&client, &json!({}));
+    let take = || client.post(&session.path("/snapshots"), &json!({ "memory": false }));
+    let first = take().expect(201).json();
+    session.out("head -c 20M /dev/urandom > /root/much; echo kept > /tmp/memory");
+    let full = take();
+    assert_eq!((full.status, full.problem().as_str()), (507, "no_space"), "{}", full.text());
+    let detail = full.json()["detail"].as_str().expect("a text").to_owned();
+    assert!(detail.contains("16777216 bytes of snapshots (used: "), "{detail}");
+    assert_eq!(session.out("cat /tmp/memory"), "kept");
+    let kept = server.client.get("/v1/snapshots").expect(200).json();
+    assert_eq!(kept["items"].as_array().map(Vec::len), Some(1), "nothing of it is left: {kept}");
+    session.out("rm /root/much");
+    client.delete(&format!("/v1/snapshots/{}", first["id"].as_str().expect("an id"))).expect(204);
+    take().expect(201);
+    server.delete_all_and_check();
+}
+
+#[test]
 fn limits_are_kept_and_shown_and_mistakes_are_named() {
     let mut server = Server::start();
-    let all = json!({ "sessions": 9, "running_sessions": 3, "cpus": 1.5, "memory_bytes": 4u64 << 30, "disk_bytes": 20u64 << 30 });
+    let all = json!({ "sessions": 9, "running_sessions": 3, "cpus": 1.5, "memory_bytes": 4u64 << 30, "disk_bytes": 20u64 << 30, "snapshot_bytes": 1u64 << 30 });
     limited(&server, "over HTTP", all.clone());
-    let flags = ["--max-sessions", "9", "--max-running", "3", "--max-cpus", "1.5", "--max-memory", "4g", "--max-disk", "20g"];
+    let flags = [
+        "--max-sessions",
+        "9",
+        "--max-running",
+        "3",
+        "--max-cpus",
+        "1.5",
+        "--max-memory",
+        "4g",
+        "--max-disk",
+        "20g",
+        "--max-snapshots",
+        "1g",
+    ];
     let made = server.cli(&[["token", "new", "cli"].as_slice(), &flags].concat()).output().expect("it runs");
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     server.crash();

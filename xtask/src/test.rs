@@ -17,6 +17,7 @@ pub fn test(args: &[&str]) -> Result<()> {
     tests.args(["test", "--release", "--workspace", "--no-fail-fast"]);
     tests.env("DORMOUSE_BIN", &binary).env("DORMOUSE_TEMPLATES", build::templates_dir());
     tests.env("DORMOUSE_TEST_TREE", build::template_tree("debian")?);
+    tests.env("DORMOUSE_WEED", setup::weed()?);
     if long {
         tests.env("DORMOUSE_LONG", "1");
     }

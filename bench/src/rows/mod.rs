@@ -6,6 +6,7 @@ mod lifecycle;
 mod output;
 mod size;
 mod sleep;
+mod snapshots;
 mod terminal;
 
 use crate::report::Row;
@@ -32,4 +33,6 @@ pub const GROUPS: &[Group] = &[
     Group { ids: &["exec-100-hibernated"], run: lifecycle::shared_wake },
     Group { ids: &["server-10k-start", "server-10k-rss", "server-10k-list", "server-10k-idle"], run: lifecycle::ten_thousand },
     Group { ids: &["idle-50", "restart-50"], run: lifecycle::fifty_running },
+    Group { ids: &["snapshot-paused", "snapshot-paused-1g"], run: snapshots::live },
+    Group { ids: &["fork-10", "fork-10-disk"], run: snapshots::forks },
 ];

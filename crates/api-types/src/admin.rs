@@ -84,19 +84,23 @@ pub struct TokenLimits {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub disk_bytes: Option<ByteSize>,
+    /// What the snapshots of its sessions take that nothing else shares (their `unique_bytes`), also after their sessions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub snapshot_bytes: Option<ByteSize>,
 }
 
 impl From<TokenLimits> for model::TokenLimits {
     fn from(read: TokenLimits) -> model::TokenLimits {
-        let TokenLimits { sessions, running_sessions, cpus, memory_bytes, disk_bytes } = read;
-        model::TokenLimits { sessions, running_sessions, cpus, memory_bytes, disk_bytes }
+        let TokenLimits { sessions, running_sessions, cpus, memory_bytes, disk_bytes, snapshot_bytes } = read;
+        model::TokenLimits { sessions, running_sessions, cpus, memory_bytes, disk_bytes, snapshot_bytes }
     }
 }
 
 impl From<model::TokenLimits> for TokenLimits {
     fn from(kept: model::TokenLimits) -> TokenLimits {
-        let model::TokenLimits { sessions, running_sessions, cpus, memory_bytes, disk_bytes } = kept;
-        TokenLimits { sessions, running_sessions, cpus, memory_bytes, disk_bytes }
+        let model::TokenLimits { sessions, running_sessions, cpus, memory_bytes, disk_bytes, snapshot_bytes } = kept;
+        TokenLimits { sessions, running_sessions, cpus, memory_bytes, disk_bytes, snapshot_bytes }
     }
 }
 

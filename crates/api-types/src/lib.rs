@@ -12,6 +12,7 @@ mod patch;
 mod problem;
 mod session;
 mod signal;
+mod snapshot;
 mod strict;
 mod work;
 
@@ -36,6 +37,7 @@ pub use session::{
     Usage, WakeReport,
 };
 pub use signal::{BadSignal, Signal, signal_name};
+pub use snapshot::{ForkAnswer, ForkCount, ForkRequest, NewSnapshot, RollbackRequest, Snapshot, SnapshotRequires};
 pub use wire::files::WatchEvent;
 pub use work::{
     CreateExec, CreateTerminal, Exec, Mkdir, Move, Port, Process, Service, SignalExec, Stats, Stdin, StdinAnswer, Terminal,

@@ -82,8 +82,11 @@ problem_codes! {
     NoSpace => "no_space",
     /// The session is alive and didn't answer in time. What was asked may still happen.
     Unresponsive => "unresponsive",
-    /// The sandbox ended while this was under way. What was asked may have happened.
+    /// It was asked, and nobody knows whether it was done: the sandbox ended meanwhile, or gave no answer. `detail` has the
+    /// cause. Look before you ask again.
     Lost => "lost",
+    /// It was accepted, tried, and failed: `operation_id` and `detail` say how. The session stands as its state says.
+    OperationFailed => "operation_failed",
     Internal => "internal",
 }
 
@@ -101,10 +104,10 @@ impl ProblemCode {
             P::Expired | P::Deleted => 410,
             P::TooLarge => 413,
             P::NotRunning | P::NoMemorySnapshot | P::Unsaveable | P::Ephemeral | P::WrongFileType | P::Ended => 422,
+            P::Lost | P::OperationFailed => 422,
             P::Held => 423,
             P::TooManyRequests | P::LimitExceeded => 429,
             P::Internal | P::Unknown => 500,
-            P::Lost => 502,
             P::NoCapacity | P::ShuttingDown => 503,
             P::Unresponsive => 504,
             P::NoSpace => 507,
@@ -119,7 +122,8 @@ impl ProblemCode {
             P::BadRequest | P::UnknownField | P::NotBuilt | P::Unauthorized | P::Forbidden | P::NotFound => false,
             P::MethodNotAllowed | P::Conflict | P::KeyConflict | P::Failed | P::Paused | P::IdempotencyConflict => false,
             P::Expired | P::Deleted | P::TooLarge | P::NotRunning | P::NoMemorySnapshot | P::Unsaveable => false,
-            P::Ephemeral | P::WrongFileType | P::Ended | P::NoSpace | P::Lost | P::Internal | P::Unknown => false,
+            P::Ephemeral | P::WrongFileType | P::Ended | P::NoSpace | P::Lost | P::OperationFailed => false,
+            P::Internal | P::Unknown => false,
         }
     }
 
@@ -127,7 +131,7 @@ impl ProblemCode {
     pub fn has_no_side_effects(self) -> bool {
         use ProblemCode as P;
         match self {
-            P::Unresponsive | P::Lost | P::NoSpace | P::Internal | P::Unknown => false,
+            P::Unresponsive | P::Lost | P::OperationFailed | P::NoSpace | P::Internal | P::Unknown => false,
             P::BadRequest | P::UnknownField | P::NotBuilt | P::Unauthorized | P::Forbidden | P::NotFound => true,
             P::MethodNotAllowed | P::Conflict | P::KeyConflict | P::Failed | P::Paused | P::IdempotencyConflict => true,
             P::Expired | P::Deleted | P::TooLarge | P::NotRunning | P::NoMemorySnapshot | P::Unsaveable => true,
@@ -168,7 +172,8 @@ impl ProblemCode {
             P::ShuttingDown => "The server is going down",
             P::NoSpace => "Storage is full",
             P::Unresponsive => "The session didn't answer in time",
-            P::Lost => "The sandbox ended before it could answer",
+            P::Lost => "Nobody knows whether it was done",
+            P::OperationFailed => "It was tried and failed",
             P::Internal | P::Unknown => "Something went wrong in the server",
         }
     }
@@ -280,6 +285,8 @@ mod tests {
             (ProblemCode::NoCapacity, 503, true, true),
             (ProblemCode::NoSpace, 507, false, false),
             (ProblemCode::Unresponsive, 504, true, false),
+            (ProblemCode::Lost, 422, false, false),
+            (ProblemCode::OperationFailed, 422, false, false),
         ] {
             let problem = Problem::new(code, "x");
             assert_eq!((problem.status, problem.retryable, problem.no_side_effects), (status, retryable, clean), "{code:?}");

@@ -109,10 +109,11 @@ pub struct CreateSession {
     /// Never written to storage beyond its life.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ephemeral: Option<bool>,
-    /// Not built yet.
+    /// Make it from this snapshot: its disk, and its memory where it has any. It has its template and source, so neither
+    /// can be given beside it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Object>)]
-    pub snapshot_id: Option<Value>,
+    #[schema(value_type = Option<String>, format = "uuid")]
+    pub snapshot_id: Option<SnapshotId>,
     /// Programs that are kept running: `{"name", "argv", "env"?, "cwd"?, "restart"?: "always"|"on_failure"|"never"}`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<Object>)]
@@ -139,13 +140,8 @@ pub struct CreateSession {
 impl CreateSession {
     /// The fields of the request whose part of Dormouse isn't built yet. They are refused, never ignored.
     pub fn not_built(&self) -> Vec<&'static str> {
-        let fields = [
-            ("machine", &self.machine),
-            ("snapshot_id", &self.snapshot_id),
-            ("volumes", &self.volumes),
-            ("network", &self.network),
-            ("confirm", &self.confirm),
-        ];
+        let fields =
+            [("machine", &self.machine), ("volumes", &self.volumes), ("network", &self.network), ("confirm", &self.confirm)];
         fields.into_iter().filter(|(_, value)| value.is_some()).map(|(name, _)| name).collect()
     }
 }
@@ -305,6 +301,10 @@ pub struct Session {
     #[schema(value_type = String, example = "live")]
     pub memory: Memory,
     pub parent: Option<Parent>,
+    /// Where it stands among snapshots: the latest that was taken of it, or the one it was made from or set back to.
+    #[serde(default)]
+    #[schema(value_type = Option<String>, format = "uuid")]
+    pub latest_snapshot_id: Option<SnapshotId>,
     pub parent_task: Option<String>,
     pub machine: Option<String>,
     #[serde(default)]
@@ -484,7 +484,7 @@ pub struct WakeReport {
     pub connections_reset: u64,
 }
 
-/// A way back to a session that can't be connected to.
+/// A way back to a session that can't be connected to, or to how it was.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RestoreOption {
     /// `wake`, `start`, `rollback` or `fork`.

@@ -60,11 +60,11 @@ impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> ApiError {
         let detail = error.to_string();
         let code = match &error {
-            StoreError::NoSession(_) => ProblemCode::NotFound,
+            StoreError::NoSession(_) | StoreError::NoSnapshot(_) => ProblemCode::NotFound,
             StoreError::BadCursor => return ApiError::bad_field("cursor", detail),
-            StoreError::Conflict { .. } | StoreError::Busy => ProblemCode::Held,
+            StoreError::Conflict { .. } | StoreError::SnapshotConflict { .. } | StoreError::Busy => ProblemCode::Held,
             StoreError::KeyTaken { .. } | StoreError::ExecKeyTaken { .. } => ProblemCode::KeyConflict,
-            StoreError::ForeignOperation(_) => ProblemCode::Conflict,
+            StoreError::ForeignOperation(_) | StoreError::SnapshotNameTaken { .. } => ProblemCode::Conflict,
             StoreError::NoSpace => ProblemCode::NoSpace,
             StoreError::Closed => ProblemCode::ShuttingDown,
             StoreError::Corrupt { .. } | StoreError::OutcomeUnknown(_) | StoreError::Database(_) => ProblemCode::Internal,
@@ -95,6 +95,7 @@ impl From<engine::Error> for ApiError {
                 problem.at = Some(at);
                 problem.reason = Some(reason);
             }
+            E::SnapshotDeleted { at, .. } => problem.at = Some(at),
             E::Failed { reason, .. } => problem.reason = Some(reason),
             E::Held { operation, .. } | E::OperationFailed { operation, .. } => problem.operation_id = Some(operation),
             E::LimitExceeded { .. } => problem.retry_after_seconds = Some(LIMIT_RETRY_SECONDS),

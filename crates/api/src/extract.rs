@@ -10,7 +10,7 @@ use axum::{
 use bytes::Bytes;
 use http::{StatusCode, Uri, header, request::Parts};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use model::{ExecId, OperationId, SessionId, TerminalId, TokenId};
+use model::{ExecId, OperationId, SessionId, SnapshotId, TerminalId, TokenId};
 use serde::{Serialize, de::DeserializeOwned};
 use std::str::FromStr;
 
@@ -212,6 +212,8 @@ macro_rules! plain_paths {
 plain_paths! {
     /// An operation.
     OperationPath(OperationId) = "operation",
+    /// A snapshot; whether the caller reaches it, its row tells.
+    SnapshotPath(SnapshotId) = "snapshot",
     /// A token.
     TokenPath(TokenId) = "token"
 }

@@ -55,6 +55,14 @@ impl InFlight {
     }
 }
 
+/// A request whose server ended before it could answer.
+pub(crate) struct Interrupted<'a> {
+    /// The id of what it made; of a fork, the ids of all sessions, with blanks between them.
+    pub made: &'a str,
+    pub uri: &'a http::Uri,
+    pub body: &'a [u8],
+}
+
 /// A request being carried out. Dropping it wakes those who wait for it.
 struct Guard {
     all: Arc<InFlight>,
@@ -95,7 +103,10 @@ pub(crate) async fn once(State(app): State<AppState>, request: Request, next: Ne
                 return Err(contradiction());
             }
             Begun::InProgress { .. } => wait(&app, &id).await?,
-            Begun::Interrupted { made, .. } => return after_crash(&app, &principal, &id, &made, &parts.uri).await,
+            Begun::Interrupted { made, .. } => {
+                let cut = Interrupted { made: &made, uri: &parts.uri, body: &body };
+                return after_crash(&app, &principal, &id, cut).await;
+            }
         }
     }
     let guard = app.in_flight().enter(id.clone());
@@ -193,13 +204,18 @@ async fn collect(body: Body, pass_on: Option<&mpsc::Sender<Bytes>>) -> Option<By
 }
 
 async fn keep(app: &AppState, id: &RequestId, changed_nothing: bool, status: u16, body: Option<Bytes>) {
-    let result = match body {
-        Some(body) if !changed_nothing => {
-            app.store().finish_request(id.clone(), Answer { status, body: trim_padding(&body).to_vec() }).await
+    let body = body.map(|body| Answer { status, body: trim_padding(&body).to_vec() });
+    let result = async {
+        if changed_nothing || body.is_none() {
+            app.store().abandon_request(id.clone()).await?;
         }
-        _ => app.store().abandon_request(id.clone()).await,
+        // One that has made something is not forgotten, whatever its answer says.
+        match body {
+            Some(answer) => app.store().finish_request(id.clone(), answer).await,
+            None => Ok(()),
+        }
     };
-    if let Err(error) = result {
+    if let Err(error) = result.await {
         tracing::error!(%error, "the answer of an idempotent request could not be kept");
     }
 }
@@ -220,8 +236,8 @@ fn again(answer: Answer) -> Response {
 }
 
 /// The server ended before it could answer, and what the request made is there: the answer is made from that.
-async fn after_crash(app: &AppState, who: &Principal, id: &RequestId, made: &str, uri: &http::Uri) -> Result<Response, ApiError> {
-    let response = crate::routes::answer_from(app, who, made, uri).await?;
+async fn after_crash(app: &AppState, who: &Principal, id: &RequestId, cut: Interrupted<'_>) -> Result<Response, ApiError> {
+    let response = crate::routes::answer_from(app, who, cut).await?;
     let status = response.status();
     let body = extract::read_body(response.into_body(), MAX_ANSWER).await?;
     keep(app, id, false, status.as_u16(), Some(body.clone())).await;

@@ -104,8 +104,9 @@ pub struct Listeners {
     pub unix: Vec<UnixListener>,
 }
 
-/// How long requests that are under way may take after the end was asked for.
-pub const GRACE: Duration = Duration::from_secs(10);
+/// How long requests that are under way may take after the end was asked for. What they have begun, the engine waits for
+/// after that; both together stay below the 10 s within which a server ends.
+pub const GRACE: Duration = Duration::from_secs(5);
 
 /// Answers requests on all listeners until `stop`: then takes no more connections, lets what is under way finish for
 /// [`GRACE`], and returns. Streams that would never end by themselves watch the same token.

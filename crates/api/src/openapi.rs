@@ -19,6 +19,7 @@ use utoipa::{
         (name = "execs", description = "Commands run in a session"),
         (name = "terminals", description = "PTYs with a screen, scrollback and any number of viewers"),
         (name = "services", description = "Programs that a session keeps running"),
+        (name = "snapshots", description = "Immutable copies of sessions, and sessions made from them"),
         (name = "files", description = "Files of a session, running or asleep"),
         (name = "events", description = "The history of sessions"),
         (name = "server", description = "The server itself")
@@ -33,6 +34,8 @@ use utoipa::{
         r::services::list, r::services::act, r::services::output, r::services::stats, r::services::processes, r::services::logs,
         r::files::read, r::files::write, r::files::remove, r::files::stat, r::files::list, r::files::mkdir, r::files::rename,
         r::files::watch, r::files::pack, r::files::unpack,
+        r::snapshots::create, r::snapshots::list, r::snapshots::show, r::snapshots::delete, r::snapshots::fork_session,
+        r::snapshots::fork_snapshot, r::snapshots::rollback,
         r::events::of_session, r::events::of_all,
         r::admin::tokens, r::admin::token_new, r::admin::token_revoke, r::admin::templates, r::admin::template_add,
         r::admin::template_remove, r::admin::server, r::admin::shutdown, r::admin::audit,
@@ -94,7 +97,8 @@ mod tests {
     #[test]
     fn types_are_described_too() {
         let document: serde_json::Value = serde_json::from_slice(&document()).unwrap();
-        for name in ["Session", "CreateSession", "Exec", "Terminal", "Problem", "ProblemCode", "Event"] {
+        for name in ["Session", "CreateSession", "Exec", "Terminal", "Snapshot", "ForkAnswer", "Problem", "ProblemCode", "Event"]
+        {
             assert!(document["components"]["schemas"][name].is_object(), "{name}");
         }
     }

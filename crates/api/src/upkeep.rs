@@ -10,7 +10,7 @@ const EVERY: Duration = Duration::from_secs(60 * 60);
 /// How long the list of accesses reaches back.
 const ACCESSES_KEPT: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 
-/// How long a deleted session says that it was, and why and when.
+/// How long a deleted session or snapshot says that it was, and why and when.
 const TOMBSTONES_KEPT: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// Forgets now and then, until `stop`.
@@ -25,6 +25,7 @@ pub(crate) async fn forget_now_and_then(app: AppState, stop: CancellationToken) 
             app.store().purge_requests(before(RequestId::KEPT)).await.map(drop),
             app.store().purge_audit(before(ACCESSES_KEPT)).await.map(drop),
             tombstones.map(drop),
+            app.store().purge_snapshots(before(TOMBSTONES_KEPT)).await.map(drop),
         ];
         for error in results.into_iter().filter_map(Result::err) {
             tracing::warn!(%error, "old entries of the store stay for now");

@@ -11,9 +11,10 @@ use axum::{
 };
 use engine::{Caller, Config, Engine, NewToken, Scope};
 use http_body_util::BodyExt;
-use model::SessionId;
+use model::{Runtime, SessionId, SnapshotId, SnapshotState, Timestamp};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use store::SnapshotRow;
 use store_sqlite::SqliteStore;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
@@ -216,12 +217,119 @@ async fn addresses_that_lead_nowhere() {
     }
     server.call("PUT", "/v1/sessions", &admin, "").await.refused(405, "method_not_allowed");
     for (method, uri) in
-        [("POST", format!("/v1/sessions/{id}/fork")), ("GET", "/v1/volumes".into()), ("GET", format!("/v1/sessions/{id}/ports"))]
+        [("POST", format!("/v1/sessions/{id}/feed")), ("GET", "/v1/volumes".into()), ("GET", format!("/v1/sessions/{id}/ports"))]
     {
         server.call(method, &uri, &admin, "").await.refused(400, "not_built");
     }
     for path in ["../etc/passwd", "/a%00b", ""] {
         server.call("GET", &format!("/v1/sessions/{id}/files?path={path}"), &admin, "").await.refused(400, "bad_request");
+    }
+}
+
+#[tokio::test]
+async fn what_no_snapshot_can_be_is_refused_by_name() {
+    let server = Server::start().await;
+    let admin = server.admin().await;
+    let (session, snapshot) = (SessionId::new(), SnapshotId::new());
+    for uri in [format!("/v1/snapshots/{snapshot}"), "/v1/snapshots/base".into(), "/v1/snapshots?find=base".into()] {
+        server.call("GET", &uri, &admin, "").await.refused(404, "not_found");
+    }
+    server.call("DELETE", &format!("/v1/snapshots/{snapshot}"), &admin, "").await.refused(404, "not_found");
+    server.call("POST", &format!("/v1/snapshots/{snapshot}/fork"), &admin, "").await.refused(404, "not_found");
+    let back = format!(r#"{{"snapshot_id":"{snapshot}"}}"#);
+    server.call("POST", &format!("/v1/sessions/{session}/rollback"), &admin, &back).await.refused(404, "not_found");
+    for (what, body, field) in [
+        ("snapshots", r#"{"name":"a b"}"#, "name"),
+        ("snapshots", r#"{"name":"01890000-0000-7000-8000-000000000001"}"#, "name"),
+        ("snapshots", r#"{"keep_seconds":0}"#, "keep_seconds"),
+        ("snapshots", r#"{"keep_seconds":-1}"#, "keep_seconds"),
+        ("snapshots", r#"{"labels":{"":"x"}}"#, "labels"),
+        ("fork", r#"{"count":0}"#, "count"),
+        ("fork", r#"{"count":-1}"#, "count"),
+        ("fork", r#"{"count":1000000}"#, "count"),
+        ("fork", r#"{"count":1.5}"#, "count"),
+        ("rollback", r#"{"snapshot_id":"base"}"#, "snapshot_id"),
+    ] {
+        let refused = server.call("POST", &format!("/v1/sessions/{session}/{what}"), &admin, body).await;
+        refused.refused(400, "bad_request");
+        assert_eq!(refused.body["field"], field, "{what} {body}: {}", refused.text);
+        if field == "count" {
+            assert!(refused.body["detail"].as_str().unwrap().contains("from 1 to 100"), "{}", refused.text);
+        }
+    }
+    server.call("POST", &format!("/v1/sessions/{session}/rollback"), &admin, "{}").await.refused(400, "bad_request");
+    let secrets = server.call("POST", &format!("/v1/sessions/{session}/fork"), &admin, r#"{"secrets":true}"#).await;
+    secrets.refused(400, "not_built");
+    assert_eq!(secrets.body["field"], "secrets");
+    for (what, body) in [("snapshots", r#"{"keep":1}"#), ("fork", r#"{"n":1}"#), ("rollback", r#"{"snapshot":1}"#)] {
+        server.call("POST", &format!("/v1/sessions/{session}/{what}"), &admin, body).await.refused(400, "unknown_field");
+    }
+    for query in ["limit=0", "cursor=zzz", "session=x", "include_deleted=perhaps"] {
+        server.call("GET", &format!("/v1/snapshots?{query}"), &admin, "").await.refused(400, "bad_request");
+    }
+    server.call("POST", "/v1/sessions", &admin, r#"{"snapshot_id":"base"}"#).await.refused(400, "bad_request");
+}
+
+#[tokio::test]
+async fn a_token_for_one_session_sees_the_snapshots_of_that_one() {
+    let server = Server::start().await;
+    let (own, other) = (SessionId::new(), SessionId::new());
+    let token = server.token(&[Scope::Write], Some(vec![own])).await;
+    let (admin, read) = (server.admin().await, server.token(&[Scope::Read], None).await);
+    let row = |session, name: Option<&str>| SnapshotRow {
+        state: SnapshotState::Ready,
+        name: name.map(|name| name.parse().unwrap()),
+        ..SnapshotRow::new(SnapshotId::new(), session, Runtime::Gvisor, "debian", Timestamp(1_700_000_000_000))
+    };
+    let (base, theirs) = (row(own, Some("base")), row(other, Some("theirs")));
+    let gone = SnapshotRow { state: SnapshotState::Deleted, deleted_at: Some(Timestamp(1_700_000_000_001)), ..row(own, None) };
+    let all = vec![base.clone(), theirs.clone(), gone.clone()];
+    server.engine.store().commit_snapshots(all).await.unwrap();
+
+    let ids = async |uri: &str, token: &str| -> Vec<String> {
+        let answer = server.call("GET", uri, token, "").await;
+        answer.ok();
+        answer.body["items"].as_array().unwrap().iter().map(|item| item["id"].as_str().unwrap().to_owned()).collect()
+    };
+    let of = |rows: &[&SnapshotRow]| rows.iter().map(|row| row.id.to_string()).collect::<Vec<_>>();
+    assert_eq!(ids("/v1/snapshots", &token).await, of(&[&base]));
+    assert_eq!(ids("/v1/snapshots?include_deleted=true", &token).await, of(&[&gone, &base]));
+    assert_eq!(ids("/v1/snapshots", &read).await, of(&[&theirs, &base]));
+    assert_eq!(ids(&format!("/v1/snapshots?session={other}"), &admin).await, of(&[&theirs]));
+    assert_eq!(ids("/v1/snapshots?find=base", &token).await, of(&[&base]));
+    let piece = base.id.to_string()[28..].to_owned();
+    assert_eq!(ids(&format!("/v1/snapshots?find={piece}"), &token).await, of(&[&base]));
+    let page = server.call("GET", "/v1/snapshots?limit=1", &admin, "").await;
+    let cursor = page.body["next_cursor"].as_str().unwrap();
+    assert_eq!(ids(&format!("/v1/snapshots?limit=1&cursor={cursor}"), &admin).await, of(&[&base]));
+
+    let shown = server.call("GET", &format!("/v1/snapshots/{}", base.id), &token, "").await;
+    shown.ok();
+    for field in "id session_id name state generation memory size_bytes unique_bytes parent_id created_at keep_until requires"
+        .split_whitespace()
+    {
+        assert!(shown.body.get(field).is_some(), "a snapshot has '{field}': {}", shown.text);
+    }
+    assert_eq!((&shown.body["name"], &shown.body["requires"]["template"]), (&json!("base"), &json!("debian")));
+    for uri in
+        [format!("/v1/snapshots/{}", theirs.id), "/v1/snapshots?find=theirs".into(), format!("/v1/snapshots?session={other}")]
+    {
+        server.call("GET", &uri, &token, "").await.refused(403, "forbidden");
+    }
+    server.call("DELETE", &format!("/v1/snapshots/{}", theirs.id), &token, "").await.refused(403, "forbidden");
+    server.call("POST", &format!("/v1/snapshots/{}/fork", base.id), &token, "").await.refused(403, "forbidden");
+    for (method, uri) in [
+        ("DELETE", format!("/v1/snapshots/{}", base.id)),
+        ("POST", format!("/v1/snapshots/{}/fork", base.id)),
+        ("POST", format!("/v1/sessions/{own}/snapshots")),
+        ("POST", format!("/v1/sessions/{own}/rollback")),
+    ] {
+        server.call(method, &uri, &read, "").await.refused(403, "forbidden");
+    }
+    for (method, tail) in [("GET", ""), ("DELETE", ""), ("POST", "/fork")] {
+        let answer = server.call(method, &format!("/v1/snapshots/{}{tail}", gone.id), &admin, "").await;
+        answer.refused(410, "deleted");
+        assert!(answer.body["at"].is_string(), "{}", answer.text);
     }
 }
 

@@ -181,6 +181,59 @@ pub enum Command {
         by: Duration,
     },
 
+    /// Keep a session as it is now; prints the snapshot's id
+    Snapshot {
+        session: String,
+        /// A name to find it by; with one it stays until it is deleted, else until 7 days after its session is
+        #[arg(long)]
+        name: Option<model::SnapshotName>,
+        /// How long to keep it, such as 7d
+        #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+        keep: Option<Duration>,
+        /// Only the disk
+        #[arg(long)]
+        no_memory: bool,
+        #[arg(long, value_name = "K=V", value_parser = pair)]
+        label: Vec<(String, String)>,
+    },
+    /// List snapshots
+    Snapshots {
+        /// Only those of this session
+        session: Option<String>,
+        /// Those that were deleted, too
+        #[arg(long)]
+        all: bool,
+    },
+    /// Make sessions from a snapshot, or from a session as it is now; prints their ids
+    Fork {
+        /// Id, key or name
+        #[arg(value_name = "SESSION|SNAPSHOT")]
+        from: String,
+        /// How many, 1 to 100
+        #[arg(short = 'n', long, value_name = "N", default_value = "1")]
+        count: api_types::ForkCount,
+        /// A name for people
+        #[arg(long)]
+        name: Option<String>,
+        /// Added to what the source has
+        #[arg(long, value_name = "K=V", value_parser = pair)]
+        meta: Vec<(String, String)>,
+    },
+    /// Set a session back to a snapshot; one of now is taken first
+    Rollback {
+        session: String,
+        /// Id or name
+        snapshot: String,
+    },
+    /// Delete snapshots
+    SnapshotRm {
+        /// Ids or names
+        #[arg(required = true, value_name = "SNAPSHOT")]
+        snapshots: Vec<String>,
+    },
+    /// Show a session's snapshots and forks as a tree
+    History { session: String },
+
     /// Copy files between a session and this machine: one side is SESSION:/path, '-' is standard input or output
     #[command(long_about = "Copy files between a session and this machine. One side is SESSION:/path.\n\n\
         '-' is standard input or output: of a file its bytes, of a directory a tar archive. Standard input is unpacked as a \
@@ -253,8 +306,8 @@ pub struct NewOptions {
     /// Never stored: no hibernation, gone when its sandbox ends
     #[arg(long)]
     pub ephemeral: bool,
-    /// Make it from a snapshot
-    #[arg(long, value_name = "SNAPSHOT")]
+    /// Make it from a snapshot: an id or a name
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["template", "source"])]
     pub from: Option<String>,
     #[arg(long, value_name = "NAME:/path[:ro]")]
     pub volume: Vec<String>,
@@ -439,6 +492,9 @@ pub struct LimitFlags {
     /// Most disk of all its sessions
     #[arg(long, value_name = "SIZE", value_parser = model::parse_bytes)]
     pub max_disk: Option<model::ByteSize>,
+    /// Most space of all its sessions' snapshots
+    #[arg(long, value_name = "SIZE", value_parser = model::parse_bytes)]
+    pub max_snapshots: Option<model::ByteSize>,
 }
 
 /// `token`.
@@ -522,6 +578,16 @@ mod tests {
             "hibernate --all --until 2h",
             "rm --meta a=b",
             "extend s 1h",
+            "snapshot s",
+            "snapshot s --name before-upgrade --keep 7d --no-memory --label step=3 --label who=ci",
+            "snapshots",
+            "snapshots s --all --json",
+            "fork s",
+            "fork base -n 10 --name try --meta attempt=1",
+            "rollback s before-upgrade",
+            "snapshot-rm a b",
+            "history s",
+            "new k --from base --on-idle none",
             "cp s:/x -",
             "files mkdir -p s /x",
             "template add n --oci-layout p",
@@ -550,6 +616,17 @@ mod tests {
             "template add n",
             "template add n --dir a --tar b",
             "kill s e NOPE",
+            "snapshot s --name a/b",
+            "snapshot s --name 01890000-0000-7000-8000-000000000001",
+            "snapshot s --keep soon",
+            "fork s -n 0",
+            "fork s -n -1",
+            "fork s -n 1000000",
+            "fork",
+            "rollback s",
+            "snapshot-rm",
+            "new --from base --template debian",
+            "new --from base --source https://x/y",
             "token new n --max-sessions 0",
         ] {
             let error = Cli::try_parse_from(std::iter::once("dormouse").chain(line.split(' '))).unwrap_err();

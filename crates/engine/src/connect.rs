@@ -3,9 +3,9 @@
 //! Nothing is claimed that was not just seen: `connected` is said only after the guest has answered. An answer that
 //! doesn't come in time is no death, and nothing is killed for it.
 
-use crate::{Caller, Engine, Error, SessionView, session::Session};
+use crate::{Caller, Engine, Error, SessionView, session::Session, snapshots};
 use lifecycle::Command;
-use model::{SessionId, State, Timestamp};
+use model::{SessionId, SnapshotId, State, Timestamp};
 use std::{sync::Arc, time::Duration};
 use wire::{
     control::Request,
@@ -16,6 +16,8 @@ use wire::{
 const PROBE_LIMIT: Duration = Duration::from_secs(15);
 /// Execs and terminals that are told, newest first.
 const SHOWN: usize = 100;
+/// Snapshots that are told, newest first.
+const SHOWN_SNAPSHOTS: usize = 10;
 
 /// How a session is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,8 +37,10 @@ pub enum Found {
 /// A way back to a session that doesn't run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WayBack {
-    /// `wake` or `start`.
+    /// `wake`, `start`, or `rollback`.
     pub action: &'static str,
+    /// Where it goes on from a snapshot.
+    pub snapshot_id: Option<SnapshotId>,
     /// Of when that is which comes back.
     pub at: Option<Timestamp>,
     /// True where its memory comes back, too.
@@ -97,7 +101,15 @@ impl Engine {
             )
         });
         let slept = before.state == State::Hibernated;
-        Ok(Connected { found, ways_back: ways_back(&view), view, woken, slept, terminals, execs, failure })
+        let mut ways_back = ways_back(&view);
+        let kept = snapshots::ways_back(&self.inner, &view.row, SHOWN_SNAPSHOTS).await?;
+        ways_back.extend(kept.iter().map(|row| WayBack {
+            action: "rollback",
+            snapshot_id: Some(row.id),
+            at: Some(row.created_at),
+            memory: row.memory,
+        }));
+        Ok(Connected { found, ways_back, view, woken, slept, terminals, execs, failure })
     }
 
     async fn bring_back(&self, caller: &Caller, session: &Arc<Session>, start: bool) -> Result<(), Error> {
@@ -106,7 +118,7 @@ impl Engine {
         }
         self.inner.created(session).await?;
         let admitted = self.inner.command(session, Command::Use { start }, &caller.actor).await?;
-        admitted.wait().await
+        admitted.wait_for_client().await
     }
 
     /// Asks the guest for a sign of life; through changes of the session's state, which are waited for.
@@ -156,8 +168,8 @@ fn found(session: &Session) -> Found {
 fn ways_back(view: &SessionView) -> Vec<WayBack> {
     let at = view.row.ended_at;
     match view.row.state {
-        State::Hibernated => vec![WayBack { action: "wake", at, memory: true }],
-        State::Stopped => vec![WayBack { action: "start", at, memory: false }],
+        State::Hibernated => vec![WayBack { action: "wake", snapshot_id: None, at, memory: true }],
+        State::Stopped => vec![WayBack { action: "start", snapshot_id: None, at, memory: false }],
         _ => Vec::new(),
     }
 }

@@ -1,9 +1,9 @@
-//! Create: a session's first sandbox, from the pool or booted, and its first files.
+//! Create: a session's first sandbox, from the pool, booted, or restored from a snapshot, and its first files.
 
 use crate::{
     CreateOutcome, Created, Error, NewSession,
     driver::{Admitted, Message, tell},
-    ending,
+    ending, fork,
     inner::{Inner, blocking},
     launch::{self, identity},
     limits,
@@ -17,12 +17,12 @@ use crate::{
     session::{Live, Session},
     source, watch,
 };
-use model::{EndReason, EventType, Generation, OperationId, OperationKind, OperationState, Runtime, SessionId, State};
+use model::{EndReason, EventType, Generation, OperationKind, Runtime, SessionId, SnapshotId, State};
 use serde_json::json;
 use snapshot::disk::DiskLayout;
 use std::{sync::Arc, time::Duration};
-use store::{NewEvent, OperationRow, RequestMark, SessionChange, SessionRow, StoreError};
-use tokio::sync::oneshot;
+use store::{NewEvent, OperationRow, RequestMark, SessionChange, SessionRow, SnapshotRow, StoreError};
+use tokio::sync::{OwnedRwLockReadGuard, oneshot};
 use wire::control::{Request, Start, SuperviseSpec};
 
 /// How long a pooled sandbox may take to become a session's.
@@ -37,6 +37,48 @@ pub(crate) struct Plan {
     pub base: Base,
     pub pooled: Option<Pooled>,
     pub source: Option<Source>,
+    pub origin: Option<Origin>,
+}
+
+/// The snapshot that a session is made from.
+#[derive(Clone)]
+pub(crate) struct Origin {
+    pub snapshot: SnapshotRow,
+    /// Its session as it was then.
+    pub source: SessionRow,
+    /// Keeps it from being removed before everything needed of it is taken.
+    _held: Arc<OwnedRwLockReadGuard<()>>,
+}
+
+/// A session that is in the store and waits for its sandbox.
+pub(crate) struct Intended {
+    session: Arc<Session>,
+    operation: OperationRow,
+    plan: Plan,
+    actor: model::Actor,
+    outcome: CreateOutcome,
+}
+
+impl Intended {
+    /// Brings it to life.
+    pub(crate) async fn carry_out(self, inner: &Arc<Inner>) -> Result<Created, Error> {
+        let Intended { session, operation, plan, actor, outcome } = self;
+        run_stored(inner, &session, operation, Job::Create(Box::new(plan)), actor).await?.wait_for_client().await?;
+        Ok(Created { view: session.view(), outcome })
+    }
+
+    /// It isn't wanted after all.
+    pub(crate) async fn give_up(self, inner: &Arc<Inner>) {
+        let failure = Failure::plain(Error::Conflict { detail: "the forks beside it could not be made".to_owned() });
+        let (session, actor) = (self.session, self.actor);
+        let undone = run_stored(inner, &session, self.operation, Job::Undo(failure), actor.clone()).await;
+        if let Ok(undone) = undone {
+            let _ = undone.wait().await;
+        }
+        if let Err(error) = inner.command(&session, lifecycle::Command::Delete, &actor).await {
+            tracing::warn!(session = %session.id, %error, "a fork that was given up stays");
+        }
+    }
 }
 
 /// Creates a session, or finds the one of its key.
@@ -53,11 +95,20 @@ pub(crate) async fn create(inner: &Arc<Inner>, caller: &Caller, new: NewSession)
                 Found::Replace(row) => replaced = Some(*row),
             }
         }
-        match make(inner, caller, &new, replaced.take()).await {
+        let intended = match new.snapshot_id {
+            None => intend(inner, caller, &new, Intent { old: replaced.take(), ..Intent::default() }).await,
+            Some(id) => {
+                let origin = origin(inner, id).await?;
+                let wanted = fork::inherit(new.clone(), &origin.source);
+                let intent = Intent { old: replaced.take(), origin: Some(origin), ..Intent::default() };
+                intend(inner, caller, &wanted, intent).await
+            }
+        };
+        match intended {
             // Somebody was faster: theirs is it.
             Err(Made::KeyTaken) => {}
             Err(Made::Failed(error)) => return Err(error),
-            Ok(created) => return Ok(created),
+            Ok(intended) => return intended.carry_out(inner).await,
         }
     }
     Err(Error::Conflict { detail: "the key changes hands faster than a session can be made; try again".to_owned() })
@@ -118,6 +169,9 @@ fn check(inner: &Inner, caller: &Caller, new: &NewSession) -> Result<(), Error> 
         if !names.insert(&service.name) {
             return Err(Error::invalid("services", format!("there are two services '{}'", service.name)));
         }
+    }
+    if new.snapshot_id.is_some() && (new.source.is_some() || new.template.is_some()) {
+        return Err(Error::invalid("snapshot_id", "what a session is made from has a template and a source already"));
     }
     match &new.source {
         Some(source) => source::check(source, caller),
@@ -190,6 +244,9 @@ fn conflicts(inner: &Inner, new: &NewSession, row: &SessionRow) -> Vec<String> {
     if new.runtime.is_some_and(|runtime| runtime != row.runtime) {
         fields.push("runtime".to_owned());
     }
+    if new.snapshot_id.is_some() && new.snapshot_id != row.parent_snapshot {
+        fields.push("snapshot_id".to_owned());
+    }
     if let Some(source) = &new.source
         && row.source != serde_json::to_value(source).ok()
     {
@@ -218,7 +275,9 @@ fn ignored(new: &NewSession, row: &SessionRow) -> Vec<String> {
     differs.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned()).collect()
 }
 
-enum Made {
+/// Why a session was not made.
+pub(crate) enum Made {
+    /// Somebody was faster.
     KeyTaken,
     Failed(Error),
 }
@@ -229,23 +288,60 @@ impl From<Error> for Made {
     }
 }
 
-/// Makes a new session: intent, then its sandbox.
-async fn make(inner: &Arc<Inner>, caller: &Caller, new: &NewSession, old: Option<SessionRow>) -> Result<Created, Made> {
+/// A snapshot that sessions can be made from.
+///
+/// # Errors
+/// [`Error::NotFound`], [`Error::SnapshotDeleted`].
+pub(crate) async fn origin(inner: &Arc<Inner>, id: SnapshotId) -> Result<Origin, Error> {
+    let held = inner.shelf.hold().await;
+    let snapshot = inner.store.snapshot(id).await?.ok_or_else(|| Error::not_found(format!("snapshot {id}")))?;
+    if let Some(at) = snapshot.deleted_at {
+        return Err(Error::SnapshotDeleted { snapshot: id, at });
+    }
+    let source = serde_json::from_value(snapshot.template_row.clone())
+        .map_err(|e| Error::internal(format!("what snapshot {id} says of its session can't be read: {e}")))?;
+    Ok(Origin { snapshot, source, _held: Arc::new(held) })
+}
+
+/// What a new session is made of and instead of.
+#[derive(Default)]
+pub(crate) struct Intent {
+    /// Its id, where it has one already.
+    pub id: Option<SessionId>,
+    pub origin: Option<Origin>,
+    /// Gives its key away.
+    pub old: Option<SessionRow>,
+    /// All that the request makes; the session alone where missing.
+    pub made: Option<String>,
+}
+
+/// Stores a new session and what is going to be done for it.
+pub(crate) async fn intend(inner: &Arc<Inner>, caller: &Caller, new: &NewSession, intent: Intent) -> Result<Intended, Made> {
+    let Intent { id, origin, old, made } = intent;
     reserve::check_room(&inner.config.data_dir)?;
     inner.pool.created();
-    let template = new.template.clone().unwrap_or_else(|| inner.config.default_template.clone());
-    let (inner_, template_) = (inner.clone(), template.clone());
-    let base = blocking(move || inner_.programs.present(&template_)).await.flatten()?;
+    let template = match &origin {
+        Some(origin) => origin.snapshot.template.clone(),
+        None => new.template.clone().unwrap_or_else(|| inner.config.default_template.clone()),
+    };
+    let base = base_of(inner, &template, origin.as_ref()).await?;
     let resources = new.resources.unwrap_or_default();
     let turn = match limits::admit_create(inner, caller, new).await {
         Ok(turn) => turn,
         Err(error) => return Err(refused(inner, new, old.as_ref(), error).await),
     };
-    let pooled = if is_default(&resources) { inner.pool.take(&base) } else { None };
-    let id = pooled.as_ref().map_or_else(SessionId::new, |pooled| pooled.id);
+    let pooled = if is_default(&resources) && origin.is_none() { inner.pool.take(&base) } else { None };
+    let id = pooled.as_ref().map(|pooled| pooled.id).or(id).unwrap_or_else(SessionId::new);
 
     let now = inner.now();
     let mut row = SessionRow::new(id, Runtime::Gvisor, template, now);
+    if let Some(origin) = &origin {
+        row.parent_session = Some(origin.snapshot.session_id);
+        row.parent_snapshot = Some(origin.snapshot.id);
+        row.latest_snapshot = Some(origin.snapshot.id);
+        row.layers.clone_from(&origin.snapshot.layers);
+        row.source.clone_from(&origin.source.source);
+    }
     row.key.clone_from(&new.key);
     row.name.clone_from(&new.name);
     row.task.clone_from(&new.task);
@@ -261,28 +357,24 @@ async fn make(inner: &Arc<Inner>, caller: &Caller, new: &NewSession, old: Option
     row.hooks = serde_json::to_value(&new.hooks).map_err(Error::internal)?;
     row.resources = resources;
     row.services.clone_from(&new.services);
-    row.source = new.source.as_ref().and_then(|source| serde_json::to_value(source).ok());
+    row.source = new.source.as_ref().and_then(|source| serde_json::to_value(source).ok()).or(row.source);
     row.owner_token = caller.token.map(|token| token.to_string());
     row.template_hash = Some(base.pins.template.clone());
     row.guest_hash = Some(base.pins.guest.clone());
     row.runsc_hash = Some(base.pins.runsc.clone());
 
-    let operation = OperationRow {
-        id: OperationId::new(),
-        session_id: id,
-        kind: OperationKind::Create,
-        state: OperationState::Running,
-        started_at: now,
-        ended_at: None,
-        intent: json!({ "actor": caller.actor, "source": row.source }),
-        error: None,
-    };
+    let intent = json!({ "actor": caller.actor, "source": row.source });
+    let operation = OperationRow::begun(id, OperationKind::Create, now, intent);
     let mut change = SessionChange::new(row.clone());
     let event = |kind, operation_id, data| NewEvent { at: now, kind, actor: caller.actor.clone(), operation_id, data };
-    change.events.push(event(EventType::SESSION_CREATED, None, json!({ "key": row.key, "template": row.template })));
+    change.events.push(event(
+        EventType::SESSION_CREATED,
+        None,
+        json!({ "key": row.key, "template": row.template, "snapshot_id": row.parent_snapshot }),
+    ));
     change.events.push(event(EventType::OPERATION_STARTED, Some(operation.id), json!({ "kind": operation.kind })));
     change.operations.push(operation.clone());
-    change.request = caller.request.clone().map(|id| RequestMark { id, made: row.id.to_string() });
+    change.request = caller.request.clone().map(|id| RequestMark { id, made: made.unwrap_or_else(|| row.id.to_string()) });
 
     let outcome = match &old {
         Some(old) => CreateOutcome::Replaced { session: old.id, reason: old.reason.clone().unwrap_or_default() },
@@ -312,9 +404,28 @@ async fn make(inner: &Arc<Inner>, caller: &Caller, new: &NewSession, old: Option
     let session = inner.adopt(row);
     // From here on it is counted.
     drop(turn);
-    let plan = Plan { base, pooled, source: new.source.clone() };
-    run_stored(inner, &session, operation, Job::Create(Box::new(plan)), caller.actor.clone()).await?.wait().await?;
-    Ok(Created { view: session.view(), outcome })
+    let plan = Plan { base, pooled, source: new.source.clone(), origin };
+    Ok(Intended { session, operation, plan, actor: caller.actor.clone(), outcome })
+}
+
+/// What the first sandbox is made of: for a memory exactly what that was made with.
+async fn base_of(inner: &Arc<Inner>, template: &str, origin: Option<&Origin>) -> Result<Base, Error> {
+    let inner = inner.clone();
+    match origin.map(|origin| origin.snapshot.clone()) {
+        None => {
+            let template = template.to_owned();
+            blocking(move || inner.programs.present(&template)).await.flatten()
+        }
+        Some(snapshot) => blocking(move || {
+            let base = match snapshot.memory {
+                true => inner.programs.made_of(&snapshot)?,
+                false => inner.programs.present(snapshot.template_hash.as_deref().unwrap_or(&snapshot.template))?,
+            };
+            Ok(base.below(inner.shelf.lower(&snapshot.layers)))
+        })
+        .await
+        .flatten(),
+    }
 }
 
 /// There is no room for another session. Where somebody who was let in before has made the one of the key, none is needed.
@@ -350,6 +461,7 @@ pub(crate) async fn run(context: &Context, plan: Plan) -> Result<(), Failure> {
         }
         Err(error) => {
             clean_up(&context.inner, &context.session).await;
+            fork::lose_works(context).await;
             let reason = Some(format!("{}: {error}", EndReason::CreateFailed));
             Err(Failure { error, memory_spent: false, reason })
         }
@@ -378,13 +490,14 @@ async fn bring_up(context: &Context, plan: Plan) -> Result<(), Error> {
             move || source::fetch(&source, &scratch)
         })
     });
-    let claimed = match plan.pooled {
-        Some(pooled) => claim(context, pooled).await,
-        None => None,
-    };
-    let live = match claimed {
-        Some(live) => live,
-        None => boot(context, plan.base).await?,
+    let forked = plan.origin.is_some();
+    let live = match (plan.origin, plan.pooled) {
+        (Some(origin), _) => fork::bring_up(context, origin, plan.base).await?,
+        (None, Some(pooled)) => match claim(context, pooled).await {
+            Some(live) => live,
+            None => boot(context, plan.base, Start::Boot, None).await?,
+        },
+        (None, None) => boot(context, plan.base, Start::Boot, None).await?,
     };
     watch::attach(inner, session, live.clone());
     if let Some(fetched) = fetched {
@@ -392,7 +505,9 @@ async fn bring_up(context: &Context, plan: Plan) -> Result<(), Error> {
         let workdir = session.view().row.workdir.clone().unwrap_or_else(|| "/root".to_owned());
         source::put_in(&live, fetched, workdir).await.map_err(|error| session.call_error(error))?;
     }
-    moments::announce(inner, session, &live, Moment::Created).await;
+    if !forked {
+        moments::announce(inner, session, &live, Moment::Created).await;
+    }
     Ok(())
 }
 
@@ -411,7 +526,8 @@ async fn claim(context: &Context, pooled: Pooled) -> Option<Arc<Live>> {
     }
 }
 
-async fn boot(context: &Context, base: Base) -> Result<Arc<Live>, Error> {
+/// Starts the session's first supervisor.
+pub(crate) async fn boot(context: &Context, base: Base, start: Start, gap_ms: Option<u64>) -> Result<Arc<Live>, Error> {
     let (inner, session) = (&context.inner, &context.session);
     let row = session.view().row;
     prepare_dir(session).await?;
@@ -419,8 +535,8 @@ async fn boot(context: &Context, base: Base) -> Result<Arc<Live>, Error> {
         dir: session.layout.dir().to_owned(),
         session: Some(session.id),
         generation: Generation::FIRST,
-        start: Start::Boot,
-        gap_ms: None,
+        start,
+        gap_ms,
         lower: base.lower,
         runtime: base.runtime,
         resources: row.resources,

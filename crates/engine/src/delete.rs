@@ -5,6 +5,7 @@ use crate::{
     inner::blocking,
     launch,
     operation::{Context, Failure, lose_works},
+    shelf, snapshots,
 };
 use model::{EndReason, EventType};
 use serde_json::json;
@@ -27,7 +28,8 @@ pub(crate) async fn run(context: &Context) -> Result<(), Failure> {
     }
     let layout = session.layout.clone();
     blocking(move || ending::remove_session(&layout)).await?.map_err(|e| launch::io_error(&e, "remove the session's files"))?;
-    let now = inner.now();
+    snapshots::outlive(inner, session.id).await;
+    let (has_layers, now) = (!session.view().row.layers.is_empty(), inner.now());
     let cause = context.cause();
     let mut events = vec![context.event(EventType::SESSION_DELETED, json!({ "reason": cause }))];
     if cause == EndReason::Expired {
@@ -46,5 +48,13 @@ pub(crate) async fn run(context: &Context) -> Result<(), Failure> {
         change.events.extend(events.iter().cloned());
     };
     context.finish(Box::new(change)).await?;
+    if has_layers {
+        let inner = inner.clone();
+        context.inner.tasks.spawn(async move {
+            if let Err(error) = shelf::collect_layers(&inner).await {
+                tracing::warn!(%error, "disk layers that nobody needs stay");
+            }
+        });
+    }
     Ok(())
 }

@@ -16,7 +16,7 @@
 mod words;
 
 pub(crate) use words::denied;
-use words::{failed, of_operation, started, state_changed};
+use words::{failed, of_client, of_operation, started, state_changed};
 
 use crate::{
     Error, SessionView,
@@ -64,6 +64,8 @@ pub(crate) enum Message {
         actor: Actor,
         /// Why it is asked for; stands as the session's reason afterwards.
         cause: EndReason,
+        /// What it does, where the command alone doesn't say that.
+        job: Option<Box<Job>>,
         reply: oneshot::Sender<Result<Admitted, Error>>,
     },
     Change {
@@ -101,6 +103,12 @@ impl Admitted {
         Admitted { operation: None, end: None }
     }
 
+    /// Waits for the operation's end, on behalf of a client.
+    pub(crate) async fn wait_for_client(self) -> Result<(), Error> {
+        let operation = self.operation.clone();
+        self.wait().await.map_err(|error| of_client(error, operation.as_ref()))
+    }
+
     /// Waits for the operation's end.
     pub(crate) async fn wait(self) -> Result<(), Error> {
         let Some(mut end) = self.end else { return Ok(()) };
@@ -122,6 +130,7 @@ struct Waiting {
     command: Command,
     actor: Actor,
     cause: EndReason,
+    job: Option<Box<Job>>,
     reply: oneshot::Sender<Result<Admitted, Error>>,
 }
 
@@ -215,7 +224,9 @@ impl Driver {
 
     async fn handle(&mut self, message: Message) {
         match message {
-            Message::Command { command, actor, cause, reply } => self.command(Waiting { command, actor, cause, reply }).await,
+            Message::Command { command, actor, cause, job, reply } => {
+                self.command(Waiting { command, actor, cause, job, reply }).await;
+            }
             Message::Change { change, reply } => {
                 let result = self.change(change).await;
                 let _ = reply.send(result);
@@ -275,7 +286,8 @@ impl Driver {
                 if kind == OperationKind::Delete {
                     self.break_off().await;
                 }
-                self.begin(kind, waiting.actor, waiting.cause).await
+                let job = waiting.job.map_or_else(|| Job::of(kind), |job| *job);
+                self.begin(kind, job, waiting.actor, waiting.cause).await
             }
         };
         let _ = waiting.reply.send(answer);
@@ -296,7 +308,7 @@ impl Driver {
     }
 
     /// Stores the intent, then starts the work.
-    async fn begin(&mut self, kind: OperationKind, actor: Actor, cause: EndReason) -> Result<Admitted, Error> {
+    async fn begin(&mut self, kind: OperationKind, job: Job, actor: Actor, cause: EndReason) -> Result<Admitted, Error> {
         // Held until the intent is stored: from then on it counts.
         // The memory of a frozen original that the system thaws is held already.
         let is_held = self.session.live().is_some_and(|live| live.generation() == self.row.generation);
@@ -316,16 +328,8 @@ impl Driver {
             }
         };
         let now = self.inner.now();
-        let operation = OperationRow {
-            id: OperationId::new(),
-            session_id: self.session.id,
-            kind,
-            state: OperationState::Running,
-            started_at: now,
-            ended_at: None,
-            intent: json!({ "actor": actor, "generation": self.row.generation, "cause": cause }),
-            error: None,
-        };
+        let intent = json!({ "actor": actor, "generation": self.row.generation, "cause": cause });
+        let operation = OperationRow::begun(self.session.id, kind, now, intent);
         for attempt in 1.. {
             let mut change = SessionChange::new(self.row.clone());
             change.session.updated_at = now;
@@ -340,7 +344,7 @@ impl Driver {
                 }
             }
         }
-        Ok(self.start(operation, Job::of(kind), actor))
+        Ok(self.start(operation, job, actor))
     }
 
     fn start(&mut self, operation: OperationRow, job: Job, actor: Actor) -> Admitted {
@@ -554,7 +558,8 @@ impl Driver {
         if !self.row.state.has_sandbox() {
             return recapture::clear_original(&self.inner, &self.session);
         }
-        if let Err(error) = self.begin(OperationKind::Recapture, Actor::system(), EndReason::SupervisorLost).await {
+        if let Err(error) = self.begin(OperationKind::Recapture, Job::Recapture, Actor::system(), EndReason::SupervisorLost).await
+        {
             tracing::error!(session = %self.session.id, %error, "a sandbox without a supervisor can't be taken over yet");
             self.tell_again(Message::SupervisorLost(live));
         }

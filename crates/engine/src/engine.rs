@@ -9,7 +9,8 @@ use crate::{
     programs::Programs,
     recover, reserve,
     session::Session,
-    timers, tokens, webhooks,
+    shelf::Shelf,
+    snapshots, timers, tokens, webhooks,
 };
 use lifecycle::Command;
 use model::{EventType, OperationId, SessionId, State, Timestamp};
@@ -19,8 +20,8 @@ use store::{Cursor, NewEvent, OperationRow, Page, SessionChange, SessionFilter, 
 
 /// The name under which the store keeps this server's own.
 const INSTANCE: &str = "instance";
-/// How long operations may go on once the engine closes.
-const DRAIN_LIMIT: Duration = Duration::from_secs(8);
+/// How long operations may go on once the engine closes, after requests have had their time.
+const DRAIN_LIMIT: Duration = Duration::from_secs(3);
 /// Sessions that are hibernated at the same time when all are.
 const HIBERNATE_AT_ONCE: usize = 4;
 
@@ -54,13 +55,16 @@ impl Engine {
         let config_ = config.clone();
         let programs =
             blocking(move || Programs::open(&config_, instance)).await.map_err(|e| OpenError::Other(e.to_string()))??;
+        let data_dir = config.data_dir.clone();
+        let shelf = blocking(move || Shelf::open(&data_dir)).await.map_err(|e| OpenError::Other(e.to_string()))??;
         let tokens = tokens::open(&config.data_dir, &store).await?;
-        let inner = Inner::new(config, store, programs, tokens);
+        let inner = Inner::new(config, store, programs, shelf, tokens);
         // Before anything happens that they may have to tell.
         webhooks::start(&inner).await?;
         recover::recover(&inner).await.map_err(|e| OpenError::Other(e.to_string()))?;
         inner.tasks.spawn(pool::keep(inner.clone()));
         inner.tasks.spawn(timers::run(inner.clone()));
+        inner.tasks.spawn(snapshots::expire(inner.clone()));
         inner.tasks.spawn(reserve::keep(inner.clone()));
         let inner_ = inner.clone();
         inner.tasks.spawn(async move {
@@ -258,7 +262,7 @@ impl Engine {
     /// [`Error::NotFound`]; [`Error::OperationFailed`] where something of it can't be removed.
     pub async fn delete(&self, caller: &Caller, id: SessionId) -> Result<(), Error> {
         let session = self.inner.find(id).await?;
-        self.inner.command(&session, Command::Delete, &caller.actor).await?.wait().await
+        self.inner.command(&session, Command::Delete, &caller.actor).await?.wait_for_client().await
     }
 
     /// Carries out a lifecycle change; answers when it is done, or with `wait` false once its intent is stored.
@@ -294,7 +298,7 @@ impl Engine {
         };
         let mut operation = admitted.operation.clone();
         if wait {
-            if let Err(error) = admitted.wait().await {
+            if let Err(error) = admitted.wait_for_client().await {
                 return Err(self.not_until(&session, until, error).await);
             }
             if let Some(begun) = &operation {

@@ -1,7 +1,7 @@
 //! Why the engine refused or failed, and what a caller may do about it.
 
 use crate::ByteStream;
-use model::{ExecId, OperationId, OperationKind, SessionId, Timestamp};
+use model::{ExecId, OperationId, OperationKind, SessionId, SnapshotId, Timestamp};
 use store::StoreError;
 use wire::{Code, WireError, records::Unsaveable};
 
@@ -27,6 +27,15 @@ pub enum Error {
     Ephemeral { session: SessionId },
     #[error("the key belongs to session {session}, which differs in: {}", fields.join(", "))]
     KeyConflict { session: SessionId, fields: Vec<String> },
+    #[error("snapshot {snapshot} was deleted at {at}")]
+    SnapshotDeleted { snapshot: SnapshotId, at: Timestamp },
+    #[error("'{text}' could be several snapshots: {}", ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
+    AmbiguousSnapshot { text: String, ids: Vec<SnapshotId> },
+    #[error("the name '{name}' belongs to snapshot {snapshot}")]
+    NameTaken { name: String, snapshot: SnapshotId },
+    /// A memory that this machine can't go on with. Its disk can be used: a fork or a rollback without memory.
+    #[error("the memory can't be loaded here: {detail}")]
+    Unloadable { session: SessionId, detail: String },
     #[error("the exec key belongs to exec {exec}, which runs another command")]
     ExecKeyConflict { session: SessionId, exec: ExecId },
     /// The session failed for good.
@@ -45,8 +54,8 @@ pub enum Error {
     Unresponsive { session: SessionId },
     #[error("the memory of session {session} can't be saved as things stand: {}", list(items, detail))]
     Unsaveable { session: SessionId, items: Vec<Unsaveable>, detail: String },
-    /// The sandbox or its supervisor went while it was asked. What was asked may have happened.
-    #[error("session {session} lost its sandbox before it answered{}", because(detail))]
+    /// It was asked, and nobody knows whether it did it: its sandbox or supervisor went, or gave no answer in time.
+    #[error("session {session} gave no answer{}; what was asked may have been done", because(detail))]
     Lost { session: SessionId, detail: String },
     #[error("storage is full: {detail}")]
     NoSpace { detail: String },
@@ -108,7 +117,9 @@ impl Error {
         match self {
             E::NotFound { .. } => "not_found",
             E::Ambiguous { .. } | E::Conflict { .. } | E::ExecKeyConflict { .. } | E::NotIdle { .. } => "conflict",
-            E::Deleted { .. } => "deleted",
+            E::AmbiguousSnapshot { .. } | E::NameTaken { .. } => "conflict",
+            E::Unloadable { .. } => "unloadable",
+            E::Deleted { .. } | E::SnapshotDeleted { .. } => "deleted",
             E::Expired { .. } => "expired",
             E::Paused { .. } => "paused",
             E::NotRunning { .. } => "not_running",
@@ -128,7 +139,8 @@ impl Error {
             E::NotBuilt { .. } => "not_built",
             E::Forbidden { .. } => "forbidden",
             E::Inside(error) => inside(error.code).0,
-            E::OperationFailed { .. } | E::Internal { .. } => "internal",
+            E::OperationFailed { .. } => "operation_failed",
+            E::Internal { .. } => "internal",
         }
     }
 
@@ -141,12 +153,15 @@ impl Error {
             E::NotFound { .. } => 404,
             E::Ambiguous { .. } | E::Conflict { .. } | E::ExecKeyConflict { .. } | E::KeyConflict { .. } => 409,
             E::Paused { .. } | E::Failed { .. } | E::NotIdle { .. } => 409,
-            E::Deleted { .. } | E::Expired { .. } => 410,
+            E::AmbiguousSnapshot { .. } | E::NameTaken { .. } => 409,
+            E::Unloadable { .. } => 422,
+            E::Deleted { .. } | E::Expired { .. } | E::SnapshotDeleted { .. } => 410,
             E::NotRunning { .. } | E::NoMemorySnapshot { .. } | E::Ephemeral { .. } | E::Unsaveable { .. } => 422,
             E::Held { .. } => 423,
             E::LimitExceeded { .. } => 429,
-            E::OperationFailed { .. } | E::Internal { .. } => 500,
-            E::Lost { .. } => 502,
+            // Accepted, so never one of the server's own statuses: those are sent again by clients and by proxies.
+            E::OperationFailed { .. } | E::Lost { .. } => 422,
+            E::Internal { .. } => 500,
             E::NoCapacity { .. } | E::ShuttingDown => 503,
             E::Unresponsive { .. } => 504,
             E::NoSpace { .. } | E::DiskLimit { .. } => 507,
@@ -161,9 +176,10 @@ impl Error {
             E::Held { .. } | E::Unresponsive { .. } | E::NoCapacity { .. } | E::ShuttingDown => true,
             E::LimitExceeded { .. } => true,
             E::DiskLimit { .. } => false,
+            E::AmbiguousSnapshot { .. } | E::NameTaken { .. } | E::Unloadable { .. } => false,
             E::Inside(error) => matches!(error.code, Code::Busy | Code::Unresponsive),
             E::NotFound { .. } | E::Ambiguous { .. } | E::Deleted { .. } | E::Expired { .. } | E::Paused { .. } => false,
-            E::NotIdle { .. } => false,
+            E::NotIdle { .. } | E::SnapshotDeleted { .. } => false,
             E::NotRunning { .. } | E::NoMemorySnapshot { .. } | E::Ephemeral { .. } | E::KeyConflict { .. } => false,
             E::ExecKeyConflict { .. } | E::Failed { .. } | E::Conflict { .. } | E::Unsaveable { .. } | E::Lost { .. } => false,
             E::NoSpace { .. } | E::Invalid { .. } | E::NotBuilt { .. } | E::Forbidden { .. } => false,
@@ -181,11 +197,12 @@ impl Error {
                 !matches!(error.code, Code::Unresponsive | Code::NoSpace | Code::SandboxGone | Code::Protocol | Code::Internal)
             }
             E::NotFound { .. } | E::Ambiguous { .. } | E::Deleted { .. } | E::Expired { .. } | E::Paused { .. } => true,
-            E::NotIdle { .. } => true,
+            E::NotIdle { .. } | E::SnapshotDeleted { .. } => true,
             E::NotRunning { .. } | E::NoMemorySnapshot { .. } | E::Ephemeral { .. } | E::KeyConflict { .. } => true,
             E::ExecKeyConflict { .. } | E::Failed { .. } | E::Conflict { .. } | E::Unsaveable { .. } => true,
             E::Held { .. } | E::NoCapacity { .. } | E::ShuttingDown | E::Invalid { .. } => true,
             E::LimitExceeded { .. } | E::DiskLimit { .. } => true,
+            E::AmbiguousSnapshot { .. } | E::NameTaken { .. } | E::Unloadable { .. } => true,
             E::NotBuilt { .. } | E::Forbidden { .. } => true,
         }
     }
@@ -208,9 +225,13 @@ impl Error {
             | E::Unresponsive { session }
             | E::Unsaveable { session, .. }
             | E::Lost { session, .. }
+            | E::Unloadable { session, .. }
             | E::OperationFailed { session, .. } => Some(*session),
             E::NotFound { .. }
             | E::Ambiguous { .. }
+            | E::SnapshotDeleted { .. }
+            | E::AmbiguousSnapshot { .. }
+            | E::NameTaken { .. }
             | E::Conflict { .. }
             | E::NoSpace { .. }
             | E::NoCapacity { .. }
@@ -240,7 +261,7 @@ fn inside(code: Code) -> (&'static str, u16) {
         Code::Busy => ("held", 423),
         Code::Unresponsive => ("unresponsive", 504),
         Code::Unsaveable => ("unsaveable", 422),
-        Code::SandboxGone => ("lost", 502),
+        Code::SandboxGone => ("lost", 422),
         Code::Unsupported => ("not_built", 400),
         Code::Protocol | Code::Internal => ("internal", 500),
     }
@@ -252,7 +273,10 @@ impl From<StoreError> for Error {
             StoreError::NoSession(id) => Error::not_found(format!("session {id}")),
             StoreError::NoSpace => Error::NoSpace { detail: error.to_string() },
             StoreError::BadCursor => Error::invalid("cursor", error),
-            StoreError::Conflict { .. } => Error::Conflict { detail: error.to_string() },
+            StoreError::Conflict { .. } | StoreError::SnapshotConflict { .. } | StoreError::SnapshotNameTaken { .. } => {
+                Error::Conflict { detail: error.to_string() }
+            }
+            StoreError::NoSnapshot(id) => Error::not_found(format!("snapshot {id}")),
             StoreError::KeyTaken { holder } => Error::KeyConflict { session: holder, fields: vec!["key".into()] },
             other => Error::internal(other),
         }
@@ -288,11 +312,14 @@ mod tests {
     fn an_error_never_promises_what_it_cant_keep() {
         let session = SessionId::new();
         let lost = Error::Lost { session, detail: String::new() };
-        assert!(!lost.has_no_side_effects() && !lost.is_retryable() && lost.status() == 502);
+        assert!(!lost.has_no_side_effects() && !lost.is_retryable() && lost.status() == 422);
+        let (operation, detail) = (OperationId::new(), String::new());
+        let failed = Error::OperationFailed { session, operation, kind: OperationKind::Wake, detail };
+        assert!(!failed.has_no_side_effects() && !failed.is_retryable() && failed.status() == 422);
         let held = Error::Held { session, operation: OperationId::new(), kind: OperationKind::Wake };
         assert!(held.has_no_side_effects() && held.is_retryable() && held.status() == 423);
         let gone = Error::Inside(WireError::new(Code::SandboxGone, "x"));
         assert!(!gone.has_no_side_effects());
-        assert_eq!((gone.code(), gone.status()), ("lost", 502));
+        assert_eq!((gone.code(), gone.status()), ("lost", 422));
     }
 }

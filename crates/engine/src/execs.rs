@@ -2,14 +2,17 @@
 
 use crate::{
     ByteStream, Caller, Engine, Error, NewExec,
+    ask::Asked,
+    begin::{Begin, Work, is_unknown},
     facts::{self, exec_of, exec_row},
-    operation::journal_tail,
-    session::{Live, Session},
-    supervisor_client::CallError,
+    inner::Inner,
+    operation::{journal_tail, lose_exec},
+    session::Session,
+    supervisor_client::{CallError, PROMPT},
 };
-use model::{ExecId, ExecState, Offset, SessionId};
+use model::{ExecId, ExecState, Generation, Offset, SessionId, Timestamp};
 use std::{sync::Arc, time::Duration};
-use store::{Cursor, MAX_PAGE, Page, RequestMark, SessionChange, SessionRow, StoreError};
+use store::{Cursor, MAX_PAGE, Page, SessionChange, StoreError};
 use wire::{
     Code,
     control::{Answer, ExecStart, Request},
@@ -21,9 +24,6 @@ use wire::{
 const MAX_STDIN: usize = 1 << 20;
 /// Longest key.
 const MAX_KEY: usize = 200;
-/// How often a start is tried that meets a session just going to sleep.
-const TRIES: usize = 20;
-const AGAIN: Duration = Duration::from_millis(50);
 
 impl Engine {
     /// Runs a command. The session is woken for it. With `wait` it is answered when the command has ended.
@@ -34,101 +34,60 @@ impl Engine {
     pub async fn start_exec(&self, caller: &Caller, id: SessionId, new: NewExec) -> Result<ExecRecord, Error> {
         check(&new)?;
         let session = self.inner.present(id).await?;
-        let start = ExecStart {
-            id: ExecId::new(),
-            key: new.key.clone(),
-            program: new.program.clone(),
-            stdin: new.stdin.clone(),
-            stdin_open: new.stdin_open,
-            timeout_ms: new.timeout_seconds.map(|seconds| seconds.saturating_mul(1000)),
-            actor: Some(caller.actor.to_string()),
-            hook: None,
-        };
         if let Some(key) = &new.key
             && let Some(row) = self.inner.store.exec_by_key(id, key.clone()).await?
         {
-            return self.same(&session, exec_of(&row)?, &new).await;
+            return self.same(caller, &session, exec_of(&row)?, new).await;
         }
-        let mut live = self.inner.usable(&session, &caller.actor, new.start).await?;
-        if new.key.is_some() || caller.request.is_some() {
-            // Written down first: however often it is asked for, it runs once.
-            match self.write_down(caller, &session, &live, &start).await {
-                Err(Noted::Key(holder)) => {
-                    let record = self.exec(id, holder).await?;
-                    return self.same(&session, record, &new).await;
-                }
-                Err(Noted::Failed(error)) => return Err(error),
-                Ok(()) => {}
+        // Written down first: however often it is asked for, it runs once.
+        let first = new.key.is_some() || caller.request.is_some();
+        let begin = begin(self, &session, caller, ExecId::new(), &new);
+        match (Begin { first, ..begin }).run().await {
+            Err(Error::ExecKeyConflict { exec: holder, .. }) => {
+                let record = self.exec(id, holder).await?;
+                self.same(caller, &session, record, new).await
             }
+            Ok(record) => self.to_its_end(record, id, new.wait).await,
+            Err(error) => Err(error),
         }
-        let exec = start.id;
-        let request = Request::StartExec { exec: start, wait: new.wait };
-        for _ in 0..TRIES {
-            match live.supervisor.call(&request).await {
-                Ok(Answer::Exec { exec }) => return Ok(exec),
-                Ok(_) => return Err(Error::internal("the supervisor answered with something else")),
-                // It is just going to sleep, or has just gone: nothing was started.
-                Err(CallError::Unreachable(_)) => tokio::time::sleep(AGAIN).await,
-                Err(CallError::Refused(error)) if error.code == Code::Busy => tokio::time::sleep(AGAIN).await,
-                Err(CallError::Broken(detail)) => return self.after_break(&session, exec, new.wait, detail).await,
-                Err(error) => return Err(session.call_error(error)),
-            }
-            live = self.inner.usable(&session, &caller.actor, new.start).await?;
-        }
-        Err(session.held())
     }
 
-    /// The connection ended after an exec was asked for: whether it runs, what was written down says.
-    async fn after_break(&self, session: &Arc<Session>, exec: ExecId, wait: bool, detail: String) -> Result<ExecRecord, Error> {
-        let found = if wait { self.await_exec(session.id, exec).await } else { self.exec(session.id, exec).await };
-        found.map_err(|error| match error {
-            Error::NotFound { .. } => Error::Lost { session: session.id, detail },
-            other => other,
-        })
+    /// An exec that was asked for before, perhaps of an earlier server: it is begun where nobody has begun it yet.
+    ///
+    /// # Errors
+    /// As [`Self::start_exec`].
+    pub async fn start_exec_again(
+        &self,
+        caller: &Caller,
+        id: SessionId,
+        exec: ExecId,
+        new: NewExec,
+    ) -> Result<ExecRecord, Error> {
+        let session = self.inner.present(id).await?;
+        let record = self.exec(id, exec).await?;
+        self.same(caller, &session, record, new).await
     }
 
-    /// The exec that a key was given to before.
-    async fn same(&self, session: &Session, record: ExecRecord, new: &NewExec) -> Result<ExecRecord, Error> {
+    /// The exec that was asked for before.
+    async fn same(&self, caller: &Caller, session: &Arc<Session>, record: ExecRecord, new: NewExec) -> Result<ExecRecord, Error> {
         if record.argv != new.program.argv {
             return Err(Error::ExecKeyConflict { session: session.id, exec: record.id });
         }
-        if new.wait && record.state == ExecState::Running {
-            return self.await_exec(session.id, record.id).await;
+        // One that sleeps with its session is woken only by whoever waits for its end.
+        let is_asleep = self.inner.awake(session).is_none();
+        if record.state != ExecState::Running || (is_asleep && !new.wait) {
+            return Ok(record);
         }
-        Ok(record)
+        let begin = begin(self, session, caller, record.id, &new);
+        let record = Begin { known: true, ..begin }.run().await?;
+        self.to_its_end(record, session.id, new.wait).await
     }
 
-    async fn write_down(&self, caller: &Caller, session: &Arc<Session>, live: &Live, start: &ExecStart) -> Result<(), Noted> {
-        let record = ExecRecord {
-            id: start.id,
-            key: start.key.clone(),
-            generation: live.generation(),
-            state: ExecState::Running,
-            exit_code: None,
-            signal: None,
-            reason: None,
-            argv: start.program.argv.clone(),
-            cwd: start.program.cwd.clone(),
-            user: start.program.user.clone(),
-            started_at: self.inner.now(),
-            ended_at: None,
-            pid: None,
-            stdout_bytes: Offset::ZERO,
-            stderr_bytes: Offset::ZERO,
-            hook: None,
-        };
-        let row = exec_row(session.id, &record);
-        let request = caller.request.clone().map(|id| RequestMark { id, made: start.id.to_string() });
-        let change = move |session: &SessionRow| {
-            let mut change = SessionChange::new(session.clone());
-            change.execs.push(row.clone());
-            change.request.clone_from(&request);
-            Some(change)
-        };
-        self.inner.change(session, Box::new(change)).await.map_err(|error| match error {
-            Error::ExecKeyConflict { exec, .. } => Noted::Key(exec),
-            other => Noted::Failed(other),
-        })
+    async fn to_its_end(&self, record: ExecRecord, id: SessionId, wait: bool) -> Result<ExecRecord, Error> {
+        if wait && record.state == ExecState::Running {
+            return self.await_exec(id, record.id).await;
+        }
+        Ok(record)
     }
 
     /// One exec, as it stands.
@@ -212,11 +171,13 @@ impl Engine {
         }
         let session = self.inner.present(id).await?;
         if self.exec(id, exec).await?.state == ExecState::Running {
-            let live = self.inner.usable(&session, &caller.actor, false).await?;
-            match live.supervisor.call_soon(&Request::SignalExec { id: exec, signal }).await {
-                Ok(_) => {}
-                Err(CallError::Refused(error)) if matches!(error.code, Code::Ended | Code::NotFound) => {}
-                Err(error) => return Err(session.call_error(error)),
+            match self.inner.ask(&session, &caller.actor, &Request::SignalExec { id: exec, signal }).await? {
+                Asked::Done => {}
+                Asked::Refused(error) if matches!(error.code, Code::Ended | Code::NotFound) => {}
+                Asked::Refused(error) => return Err(session.call_error(CallError::Refused(error))),
+                // With its sandbox it has ended, too.
+                Asked::Unknown(error) if self.exec(id, exec).await?.state == ExecState::Running => return Err(error),
+                Asked::Unknown(_) => {}
             }
         }
         self.exec(id, exec).await
@@ -238,11 +199,13 @@ impl Engine {
         if self.exec(id, exec).await?.state != ExecState::Running {
             return Err(Error::Inside(wire::WireError::new(Code::Ended, format!("exec {exec} has ended"))));
         }
-        let live = self.inner.usable(&session, &caller.actor, false).await?;
-        let mut conn = live.supervisor.connect().await.map_err(|error| session.call_error(error))?;
+        let (live, mut conn) = self.inner.connected(&session, &caller.actor).await?;
         let request = Request::ExecStdin { id: exec, eof };
-        conn.ask_with_bytes(&request, &mut bytes, false).await.map_err(|error| session.call_error(error))?;
-        Ok(())
+        match conn.ask_with_bytes(&request, &mut bytes, false).await {
+            Ok(_) => Ok(()),
+            Err(error) if is_unknown(&error) => Err(self.inner.unknown(&session, live.generation(), &error).await),
+            Err(error) => Err(session.call_error(error)),
+        }
     }
 }
 
@@ -256,9 +219,97 @@ fn measured(session: &Session, mut exec: ExecRecord) -> ExecRecord {
     exec
 }
 
-enum Noted {
-    Key(ExecId),
-    Failed(Error),
+/// The beginning of an exec under this id.
+fn begin<'a>(
+    engine: &'a Engine,
+    session: &'a Arc<Session>,
+    caller: &'a Caller,
+    id: ExecId,
+    new: &NewExec,
+) -> Begin<'a, ExecWork> {
+    let start = ExecStart {
+        id,
+        key: new.key.clone(),
+        program: new.program.clone(),
+        stdin: new.stdin.clone(),
+        stdin_open: new.stdin_open,
+        timeout_ms: new.timeout_seconds.map(|seconds| seconds.saturating_mul(1000)),
+        actor: Some(caller.actor.to_string()),
+        hook: None,
+    };
+    let work = ExecWork { start, wait: new.wait };
+    Begin { inner: &engine.inner, session, caller, work, start: new.start, first: false, known: false }
+}
+
+/// An exec that is to be begun.
+struct ExecWork {
+    start: ExecStart,
+    wait: bool,
+}
+
+impl Work for ExecWork {
+    type Record = ExecRecord;
+
+    fn start(&self) -> Request {
+        Request::StartExec { exec: self.start.clone(), wait: self.wait }
+    }
+
+    fn look(&self) -> Request {
+        Request::GetExec { id: self.start.id }
+    }
+
+    fn limit(&self) -> Option<Duration> {
+        (!self.wait).then_some(PROMPT)
+    }
+
+    fn answered(answer: Answer) -> Option<ExecRecord> {
+        match answer {
+            Answer::Exec { exec } => Some(exec),
+            _ => None,
+        }
+    }
+
+    fn asked_for(&self, generation: Generation, now: Timestamp) -> ExecRecord {
+        let ExecStart { id, key, program, .. } = self.start.clone();
+        ExecRecord {
+            id,
+            key,
+            generation,
+            state: ExecState::Running,
+            exit_code: None,
+            signal: None,
+            reason: None,
+            argv: program.argv,
+            cwd: program.cwd,
+            user: program.user,
+            started_at: now,
+            ended_at: None,
+            pid: None,
+            stdout_bytes: Offset::ZERO,
+            stderr_bytes: Offset::ZERO,
+            hook: None,
+        }
+    }
+
+    fn is_running(record: &ExecRecord) -> bool {
+        record.state == ExecState::Running
+    }
+
+    fn made(&self) -> String {
+        self.start.id.to_string()
+    }
+
+    async fn stored(&self, inner: &Inner, session: &Session) -> Result<Option<ExecRecord>, Error> {
+        inner.store.exec(session.id, self.start.id).await?.map(|row| exec_of(&row)).transpose()
+    }
+
+    fn put(change: &mut SessionChange, record: &ExecRecord) {
+        change.execs.push(exec_row(change.session.id, record));
+    }
+
+    fn lose(session: &Session, change: &mut SessionChange, record: ExecRecord, reason: &str, now: Timestamp) -> ExecRecord {
+        lose_exec(session, change, record, reason, now)
+    }
 }
 
 fn check(new: &NewExec) -> Result<(), Error> {

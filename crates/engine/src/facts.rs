@@ -9,9 +9,12 @@ use crate::{
     session::{SandboxEnd, Session},
 };
 use journal::{LineItem, LineReadError, ReadError, Reader, read_lines};
-use model::{Actor, EventType, ExecState, Offset, Timestamp};
+use model::{Actor, EventType, ExecId, ExecState, Offset, TerminalId, TerminalState, Timestamp};
 use serde_json::{Value, json};
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::Arc,
+};
 use store::{ExecRow, NewEvent, SessionChange, SessionRow, TerminalRow};
 use wire::{
     facts::{Fact, FactLine},
@@ -83,24 +86,82 @@ pub(crate) async fn drain(inner: &Arc<Inner>, session: &Arc<Session>) -> Result<
     }
 }
 
-/// Leaves out what would begin or end an exec once more that has ended: a guest that was taken over is believed what runs in
-/// it, and history is not its to write.
+/// Leaves out what would begin or end an exec or a terminal once more that has ended: a guest that was taken over is
+/// believed what runs in it, and history is not its to write. One that counts as lost does not begin again; but how it ended
+/// is believed to the supervisor that it ran under, where that wrote it down.
 async fn without_ended(inner: &Arc<Inner>, session: &Session, found: Vec<Found>) -> Result<Vec<Found>, Error> {
-    let mut ended = HashSet::new();
+    let mut known: HashMap<WorkId, Option<Ended>> = HashMap::new();
     for Found { line, .. } in &found {
-        if let Fact::ExecStarted { exec, .. } = &line.fact
-            && let Some(known) = inner.store.exec(session.id, exec.id).await?
-            && known.state != ExecState::Running
+        if let Some(work) = work_of(&line.fact)
+            && let Entry::Vacant(entry) = known.entry(work)
         {
-            tracing::warn!(session = %session.id, exec = %exec.id, "an exec that has ended is said to begin; left out");
-            ended.insert(exec.id);
+            entry.insert(Ended::of(inner, session, work).await?);
         }
     }
-    let of_ended = |fact: &Fact| match fact {
-        Fact::ExecStarted { exec, .. } | Fact::ExecEnded { exec } => ended.contains(&exec.id),
-        _ => false,
+    let stands = |Found { line, .. }: &Found| {
+        let ended = work_of(&line.fact).and_then(|work| known.get(&work).copied().flatten());
+        let stands = ended.is_none_or(|ended| ended.is_corrected_by(line));
+        if !stands {
+            tracing::warn!(session = %session.id, fact = ?line.fact, "what is said of something that has ended is left out");
+        }
+        stands
     };
-    Ok(found.into_iter().filter(|Found { line, .. }| !of_ended(&line.fact)).collect())
+    Ok(found.into_iter().filter(stands).collect())
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum WorkId {
+    Exec(ExecId),
+    Terminal(TerminalId),
+}
+
+/// What a fact begins or ends.
+fn work_of(fact: &Fact) -> Option<WorkId> {
+    match fact {
+        Fact::ExecStarted { exec, .. } | Fact::ExecEnded { exec } => Some(WorkId::Exec(exec.id)),
+        Fact::TerminalOpened { terminal, .. } | Fact::TerminalEnded { terminal } => Some(WorkId::Terminal(terminal.id)),
+        _ => None,
+    }
+}
+
+/// What the store has as ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Ended {
+    at: Timestamp,
+    /// Nobody knew how.
+    lost: bool,
+}
+
+impl Ended {
+    async fn of(inner: &Inner, session: &Session, work: WorkId) -> Result<Option<Ended>, Error> {
+        Ok(match work {
+            WorkId::Exec(id) => {
+                let row = inner.store.exec(session.id, id).await?.filter(|row| row.state != ExecState::Running);
+                row.map(|row| Ended { at: row.ended_at.unwrap_or(Timestamp(i64::MIN)), lost: row.state == ExecState::Lost })
+            }
+            WorkId::Terminal(id) => {
+                let row = inner.store.terminal(session.id, id).await?.filter(|row| row.state == TerminalState::Ended);
+                let record = row.map(|row| terminal_of(&row)).transpose()?;
+                record.map(|record| Ended { at: record.ended_at.unwrap_or(Timestamp(i64::MIN)), lost: !is_known(&record) })
+            }
+        })
+    }
+
+    /// True where the fact knows how it ended and this doesn't, and was written down before it was given up: what a later
+    /// sandbox claims is no knowledge.
+    fn is_corrected_by(self, line: &FactLine) -> bool {
+        let knows = match &line.fact {
+            Fact::ExecEnded { exec } => !matches!(exec.state, ExecState::Running | ExecState::Lost),
+            Fact::TerminalEnded { terminal } => is_known(terminal),
+            _ => false,
+        };
+        self.lost && knows && line.at <= self.at
+    }
+}
+
+/// True where it is known how the terminal's program ended.
+fn is_known(terminal: &TerminalRecord) -> bool {
+    terminal.exit_code.is_some() || terminal.signal.is_some()
 }
 
 /// Reads on at `tail`, unless somebody has read on meanwhile.
@@ -376,6 +437,20 @@ mod tests {
         assert_eq!(rest.events.len(), 1);
         row.facts_offset = Offset(300);
         assert!(apply(&row, &found(), Offset(300)).events.is_empty());
+    }
+
+    #[test]
+    fn what_is_lost_is_corrected_by_older_knowledge_and_never_begins_again() {
+        let lost = Ended { at: Timestamp(50), lost: true };
+        let ended = |state| line(Fact::ExecEnded { exec: exec(state) });
+        assert!(lost.is_corrected_by(&ended(ExecState::Exited)), "its supervisor knew");
+        for state in [ExecState::Running, ExecState::Lost] {
+            assert!(!lost.is_corrected_by(&ended(state)), "{state:?} is no knowledge");
+        }
+        let began = line(Fact::ExecStarted { exec: exec(ExecState::Running), actor: None });
+        assert!(!lost.is_corrected_by(&began), "it does not begin again");
+        assert!(!Ended { lost: false, ..lost }.is_corrected_by(&ended(ExecState::Killed)), "what is known stands");
+        assert!(!Ended { at: Timestamp(49), ..lost }.is_corrected_by(&ended(ExecState::Exited)), "said by a later sandbox");
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! Files of a session: through the guest while it runs, from its disk while it sleeps.
 
-use crate::{ByteStream, Caller, Engine, Error, FileAnswer, inner::blocking, session::Session, supervisor_client::CallError};
+use crate::{
+    ByteStream, Caller, Engine, Error, FileAnswer, begin::is_unknown, inner::blocking, session::Session,
+    supervisor_client::CallError,
+};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use model::{FileMeta, FileType, SessionId, State};
@@ -85,6 +88,9 @@ impl Engine {
                 Err(CallError::Broken(_)) if !writes => tokio::time::sleep(AGAIN).await,
                 // Its sandbox has just ended; what is only read is there without it.
                 Err(CallError::Refused(error)) if !writes && error.code == Code::SandboxGone => tokio::time::sleep(AGAIN).await,
+                Err(error) if writes && is_unknown(&error) => {
+                    return Err(self.inner.unknown(&session, live.generation(), &error).await);
+                }
                 Err(error) => return Err(session.call_error(error)),
             }
         }
@@ -114,7 +120,8 @@ impl Engine {
         }
         let (inner, session) = (self.inner.clone(), session.clone());
         blocking(move || {
-            let layers = inner.programs.layers(&session.view().row)?;
+            let row = session.view().row;
+            let layers = [inner.shelf.lower(&row.layers), inner.programs.layers(&row)?].concat();
             let view = DiskView::open(&layers, &session.layout.upper()).map_err(view_error)?;
             read(view, request)
         })

@@ -4,14 +4,16 @@ use crate::{
     Config, Error, SessionView,
     driver::{self, Admitted, ChangeFn, Message},
     limits::Limits,
+    operation::Job,
     pool::Pool,
     programs::Programs,
     session::{Live, Session},
+    shelf::Shelf,
     timers::Timers,
     tokens::TokenCache,
 };
 use lifecycle::Command;
-use model::{Actor, EndReason, SessionId, State, Timestamp};
+use model::{Actor, EndReason, OperationKind, SessionId, State, Timestamp};
 use std::{
     collections::HashMap,
     path::PathBuf,
@@ -33,6 +35,7 @@ pub(crate) struct Inner {
     pub config: Config,
     pub store: Arc<dyn Store>,
     pub programs: Programs,
+    pub shelf: Shelf,
     pub pool: Pool,
     pub limits: Limits,
     pub timers: Timers,
@@ -48,7 +51,7 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    pub(crate) fn new(config: Config, store: Arc<dyn Store>, programs: Programs, tokens: TokenCache) -> Arc<Inner> {
+    pub(crate) fn new(config: Config, store: Arc<dyn Store>, programs: Programs, shelf: Shelf, tokens: TokenCache) -> Arc<Inner> {
         Arc::new(Inner {
             pool: Pool::default(),
             limits: Limits::default(),
@@ -56,6 +59,7 @@ impl Inner {
             config,
             store,
             programs,
+            shelf,
             tokens,
             events: broadcast::channel(EVENTS).0,
             tasks: TaskTracker::new(),
@@ -152,11 +156,23 @@ impl Inner {
         actor: &Actor,
         cause: EndReason,
     ) -> Result<Admitted, Error> {
+        self.command_with(session, command, actor, cause, None).await
+    }
+
+    /// Puts a command to the session's driver that needs to be told what to do.
+    pub(crate) async fn command_with(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        command: Command,
+        actor: &Actor,
+        cause: EndReason,
+        job: Option<Box<Job>>,
+    ) -> Result<Admitted, Error> {
         if self.draining.is_cancelled() {
             return Err(Error::ShuttingDown);
         }
         let (reply, answer) = oneshot::channel();
-        driver::tell(self, session, Message::Command { command, actor: actor.clone(), cause, reply }).await?;
+        driver::tell(self, session, Message::Command { command, actor: actor.clone(), cause, job, reply }).await?;
         answer.await.unwrap_or(Err(Error::ShuttingDown))
     }
 
@@ -174,7 +190,9 @@ impl Inner {
         loop {
             changes.borrow_and_update();
             let view = session.view();
-            if view.row.state == State::Running && view.operation.is_none() {
+            // A snapshot under way is in nobody's way.
+            let is_free = view.operation.as_ref().is_none_or(|operation| operation.kind == OperationKind::Snapshot);
+            if view.row.state == State::Running && is_free {
                 if let Some(live) = session.live().filter(|live| live.generation() == view.row.generation) {
                     return Ok(live);
                 }
@@ -185,7 +203,7 @@ impl Inner {
                 }
                 continue;
             }
-            self.command(session, Command::Use { start }, actor).await?.wait().await?;
+            self.command(session, Command::Use { start }, actor).await?.wait_for_client().await?;
         }
     }
 

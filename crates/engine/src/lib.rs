@@ -5,6 +5,8 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod ask;
+mod begin;
 mod connect;
 mod create;
 mod delete;
@@ -16,6 +18,7 @@ mod events;
 mod execs;
 mod facts;
 mod files;
+mod fork;
 mod hibernate;
 mod idle;
 mod inner;
@@ -32,11 +35,15 @@ mod recapture;
 mod recover;
 mod request;
 mod reserve;
+mod rollback;
 mod services;
 mod session;
+mod shelf;
+mod snapshots;
 mod source;
 mod stop;
 mod supervisor_client;
+mod take;
 mod templates;
 mod terminals;
 mod timers;
@@ -52,9 +59,11 @@ pub use events::EventFollower;
 pub use logs::LogReader;
 pub use output::OutputReader;
 pub use request::{
-    ByteStream, Caller, Config, Counts, CreateOutcome, Created, FileAnswer, LogLine, LogSource, MadeToken, NewExec, NewSession,
-    NewTerminal, NewToken, OutputItem, Scope, SessionPatch, SessionView, Source, TemplateSource, Transition, Transitioned,
+    ByteStream, Caller, Config, Counts, CreateOutcome, Created, FileAnswer, ForkOf, Forked, LogLine, LogSource, MadeToken,
+    NewExec, NewForks, NewSession, NewSnapshot, NewTerminal, NewToken, OutputItem, Scope, SessionPatch, SessionView, Source,
+    TemplateSource, Transition, Transitioned,
 };
+pub use snapshots::MAX_FORKS;
 pub use terminals::Attachment;
 pub use tokens::ADMIN_FILE;
 pub use webhooks::Webhook;

@@ -18,7 +18,7 @@ use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError, Weak},
 };
-use store::{MAX_PAGE, NewEvent, SessionFilter, SessionRow};
+use store::{MAX_PAGE, NewEvent, SessionFilter, SessionRow, SnapshotFilter};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Room for sums of fractions, which are not exact.
@@ -125,6 +125,33 @@ pub(crate) async fn admit(inner: &Inner, row: &SessionRow, kind: OperationKind) 
     let turn = inner.limits.turn(owner).await?;
     let taken = taken(inner, owner, Some(row.id), &HashMap::new()).await?;
     check(&name, &limits, &taken, &Share::of_sandbox(&row.resources))?;
+    Ok(turn)
+}
+
+/// May a snapshot that takes `asked` bytes of its own be kept? The turn is to be held until it is stored.
+///
+/// # Errors
+/// [`Error::DiskLimit`].
+pub(crate) async fn admit_snapshot(inner: &Inner, row: &SessionRow, asked: u64) -> Result<Turn, Error> {
+    let owner = row.owner_token.as_deref().and_then(|text| text.parse::<TokenId>().ok());
+    let Some((owner, name, limits)) = owner.and_then(|id| inner.tokens.limits_of(id)) else { return Ok(Turn::free()) };
+    let Some(limit) = limits.snapshot_bytes.map(|size| size.0) else { return Ok(Turn::free()) };
+    let turn = inner.limits.turn(owner).await?;
+    let filter = SnapshotFilter { owner_token: Some(owner.to_string()), ..SnapshotFilter::default() };
+    let (mut used, mut cursor) = (0u64, None);
+    loop {
+        let page = inner.store.list_snapshots(filter.clone(), MAX_PAGE, cursor).await?;
+        used = page.items.iter().fold(used, |used, row| used.saturating_add(row.unique_bytes));
+        cursor = page.next_cursor;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    // One that isn't measured yet takes something all the same.
+    if used >= limit || used.saturating_add(asked) > limit {
+        let text = format!("the token '{name}' has a limit of {limit} bytes of snapshots (used: {used}, asked: {asked})");
+        return Err(Error::DiskLimit { detail: format!("{text}; delete a snapshot first") });
+    }
     Ok(turn)
 }
 
@@ -274,6 +301,7 @@ pub(crate) fn sound(limits: &TokenLimits) -> Result<(), Error> {
     at_least_one("limits.running_sessions", limits.running_sessions)?;
     at_least_one("limits.memory_bytes", limits.memory_bytes.map(|size| size.0))?;
     at_least_one("limits.disk_bytes", size_limit(limits))?;
+    at_least_one("limits.snapshot_bytes", limits.snapshot_bytes.map(|size| size.0))?;
     match limits.cpus {
         Some(cpus) if !(cpus.is_finite() && cpus > 0.0) => Err(Error::invalid("limits.cpus", "it must be above zero")),
         _ => Ok(()),
@@ -293,6 +321,7 @@ mod tests {
             cpus: Some(1.5),
             memory_bytes: size(100),
             disk_bytes: size(50),
+            snapshot_bytes: None,
         }
     }
 

@@ -36,6 +36,11 @@ pub(crate) enum Moment {
         gap: Duration,
         generation: Generation,
     },
+    /// The same of a fork of that session, which slept in its snapshot.
+    Forked {
+        gap: Duration,
+        of: SessionId,
+    },
 }
 
 impl Moment {
@@ -45,7 +50,7 @@ impl Moment {
             Moment::BeforeHibernate => HookName::BeforeHibernate,
             Moment::BeforeStop => HookName::BeforeStop,
             Moment::TimeoutNear { .. } => HookName::OnTimeout,
-            Moment::Woken { .. } => HookName::OnWake,
+            Moment::Woken { .. } | Moment::Forked { .. } => HookName::OnWake,
         }
     }
 
@@ -60,7 +65,7 @@ impl Moment {
             Moment::BeforeHibernate => Some("before_hibernate"),
             Moment::BeforeStop => Some("before_stop"),
             Moment::TimeoutNear { .. } => Some("timeout_near"),
-            Moment::Created | Moment::Woken { .. } => None,
+            Moment::Created | Moment::Woken { .. } | Moment::Forked { .. } => None,
         }
     }
 
@@ -73,6 +78,11 @@ impl Moment {
             Moment::Woken { gap, generation } => {
                 env.insert("DORMOUSE_GAP_SECONDS".to_owned(), format!("{:.3}", gap.as_secs_f64()));
                 env.insert("DORMOUSE_GENERATION".to_owned(), generation.to_string());
+            }
+            Moment::Forked { gap, of } => {
+                env.insert("DORMOUSE_GAP_SECONDS".to_owned(), format!("{:.3}", gap.as_secs_f64()));
+                env.insert("DORMOUSE_GENERATION".to_owned(), Generation::FIRST.to_string());
+                env.insert("DORMOUSE_FORK_OF".to_owned(), of.to_string());
             }
             Moment::Created | Moment::BeforeHibernate | Moment::BeforeStop => {}
         }

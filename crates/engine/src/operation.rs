@@ -9,15 +9,19 @@ use crate::{
     driver::{FinishFn, Message, tell},
     facts, hibernate, idle,
     inner::Inner,
-    recapture,
+    recapture, rollback,
     session::{Live, Session},
-    stop, wake,
+    stop, take, wake,
 };
 use model::{Actor, EndReason, EventType, ExecState, OperationKind, TerminalState, Timestamp};
 use std::sync::Arc;
-use store::{NewEvent, OperationRow, SessionChange, SessionRow};
+use store::{NewEvent, OperationRow, SessionChange, SessionRow, SnapshotRow};
 use tokio::sync::oneshot;
-use wire::control::Request;
+use wire::{
+    control::Request,
+    layout::JournalName,
+    records::{ExecRecord, TerminalRecord},
+};
 
 /// What an operation works with.
 pub(crate) struct Context {
@@ -60,6 +64,9 @@ pub(crate) enum Job {
     Pause,
     Unpause,
     Delete,
+    Snapshot(Box<take::Wanted>),
+    /// Back to this snapshot.
+    Rollback(Box<SnapshotRow>),
     /// After a supervisor's death.
     Recapture,
     /// After a server's death: the sandbox that was being made is there.
@@ -71,7 +78,7 @@ pub(crate) enum Job {
 }
 
 impl Job {
-    /// What a command's operation does. Creates come with a plan, and snapshots and rollbacks have no command.
+    /// What an operation does that needs not be told more. The others are given their job.
     pub(crate) fn of(kind: OperationKind) -> Job {
         match kind {
             OperationKind::Hibernate => Job::Hibernate,
@@ -83,7 +90,7 @@ impl Job {
             OperationKind::Delete => Job::Delete,
             OperationKind::Recapture => Job::Recapture,
             OperationKind::Create | OperationKind::Snapshot | OperationKind::Rollback => {
-                Job::Undo(Failure::plain(Error::NotBuilt { field: kind.to_string() }))
+                Job::Undo(Failure::plain(Error::internal(format!("a {kind} without a plan"))))
             }
         }
     }
@@ -100,6 +107,8 @@ pub(crate) async fn run(context: Context, job: Job) -> Result<(), Failure> {
         Job::Pause => pause(&context).await,
         Job::Unpause => unpause(&context).await,
         Job::Delete => delete::run(&context).await,
+        Job::Snapshot(wanted) => take::run(&context, *wanted).await,
+        Job::Rollback(snapshot) => rollback::run(&context, *snapshot).await,
         Job::Recapture => recapture::run(&context).await,
         Job::FinishBoot(live) => wake::finish_boot(&context, live).await,
         Job::FinishHibernate(live) => hibernate::commit(&context, live).await,
@@ -194,32 +203,52 @@ pub(crate) fn deleted(row: &SessionRow, now: Timestamp) -> Error {
 pub(crate) async fn lose_works(inner: &Inner, session: &Session, reason: &str, change: &mut SessionChange) -> Result<(), Error> {
     let now = inner.now();
     for row in inner.store.running_execs(session.id).await? {
-        let mut exec = facts::exec_of(&row)?;
-        exec.state = ExecState::Lost;
-        exec.ended_at = Some(now);
-        exec.reason = Some(reason.to_owned());
-        let journal = |name| journal_tail(session, name);
-        exec.stdout_bytes = journal(wire::layout::JournalName::Stdout(exec.id)).unwrap_or(exec.stdout_bytes);
-        exec.stderr_bytes = journal(wire::layout::JournalName::Stderr(exec.id)).unwrap_or(exec.stderr_bytes);
-        change.events.push(of_system(now, EventType::EXEC_ENDED, facts::exec_end(&exec)));
-        change.execs.push(facts::exec_row(session.id, &exec));
+        lose_exec(session, change, facts::exec_of(&row)?, reason, now);
     }
     for row in inner.store.running_terminals(session.id).await? {
-        let mut terminal = facts::terminal_of(&row)?;
-        terminal.state = TerminalState::Ended;
-        terminal.ended_at = Some(now);
-        terminal.reason = Some(reason.to_owned());
-        terminal.writer = None;
-        let journal = wire::layout::JournalName::Terminal(terminal.id);
-        terminal.output_bytes = journal_tail(session, journal).unwrap_or(terminal.output_bytes);
-        change.events.push(of_system(now, EventType::TERMINAL_CLOSED, facts::terminal_end(&terminal)));
-        change.terminals.push(facts::terminal_row(session.id, &terminal));
+        lose_terminal(session, change, facts::terminal_of(&row)?, reason, now);
     }
     Ok(())
 }
 
+/// Adds to `change` that nobody knows how an exec ended, and why. Returns its record.
+pub(crate) fn lose_exec(
+    session: &Session,
+    change: &mut SessionChange,
+    mut exec: ExecRecord,
+    reason: &str,
+    now: Timestamp,
+) -> ExecRecord {
+    exec.state = ExecState::Lost;
+    exec.ended_at = Some(now);
+    exec.reason = Some(reason.to_owned());
+    exec.stdout_bytes = journal_tail(session, JournalName::Stdout(exec.id)).unwrap_or(exec.stdout_bytes);
+    exec.stderr_bytes = journal_tail(session, JournalName::Stderr(exec.id)).unwrap_or(exec.stderr_bytes);
+    change.events.push(of_system(now, EventType::EXEC_ENDED, facts::exec_end(&exec)));
+    change.execs.push(facts::exec_row(session.id, &exec));
+    exec
+}
+
+/// Adds to `change` that a terminal has ended with its sandbox, and why. Returns its record.
+pub(crate) fn lose_terminal(
+    session: &Session,
+    change: &mut SessionChange,
+    mut terminal: TerminalRecord,
+    reason: &str,
+    now: Timestamp,
+) -> TerminalRecord {
+    terminal.state = TerminalState::Ended;
+    terminal.ended_at = Some(now);
+    terminal.reason = Some(reason.to_owned());
+    terminal.writer = None;
+    terminal.output_bytes = journal_tail(session, JournalName::Terminal(terminal.id)).unwrap_or(terminal.output_bytes);
+    change.events.push(of_system(now, EventType::TERMINAL_CLOSED, facts::terminal_end(&terminal)));
+    change.terminals.push(facts::terminal_row(session.id, &terminal));
+    terminal
+}
+
 /// How far a journal reaches; `None` where there is none.
-pub(crate) fn journal_tail(session: &Session, name: wire::layout::JournalName) -> Option<model::Offset> {
+pub(crate) fn journal_tail(session: &Session, name: JournalName) -> Option<model::Offset> {
     journal::Reader::open(session.layout.journal(&name)).range().ok().map(|range| range.tail)
 }
 

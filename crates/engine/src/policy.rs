@@ -162,6 +162,7 @@ pub(crate) fn sentence(row: &SessionRow) -> String {
                 Some(EndReason::Killed) => format!("its sandbox was killed ({})", because("by a signal from outside")),
                 Some(EndReason::SandboxExited) => format!("its sandbox ended by itself ({})", because("no cause is known")),
                 Some(EndReason::SupervisorLost) => format!("its supervisor was lost ({})", because("it ended without a word")),
+                Some(EndReason::RolledBack) => "it was set back to a snapshot without memory".to_owned(),
                 Some(EndReason::HostRebooted) => "the computer was restarted".to_owned(),
                 Some(EndReason::ProtocolViolation) => format!("its sandbox broke the protocol ({})", because("no more is known")),
                 _ => row.reason.clone().unwrap_or_else(|| "of an unknown cause".to_owned()),

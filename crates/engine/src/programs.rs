@@ -15,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
-use store::SessionRow;
+use store::{SessionRow, SnapshotRow};
 use wire::control::{Pins, RuntimeSpec};
 
 /// Hash, place and version of a program that is kept.
@@ -26,7 +26,7 @@ struct Kept {
     version: String,
 }
 
-/// Everything that sandboxes start from.
+/// Everything that sandboxes start from, but for the layers that a session has of its own.
 pub(crate) struct Programs {
     pub templates: TemplateStore,
     binaries: BinaryStore,
@@ -50,6 +50,13 @@ pub(crate) struct Base {
     pub lower: Vec<PathBuf>,
     pub runtime: RuntimeSpec,
     pub pins: Pins,
+}
+
+impl Base {
+    /// The same with a session's own layers on top.
+    pub(crate) fn below(self, layers: Vec<PathBuf>) -> Base {
+        Base { lower: [layers, self.lower].concat(), ..self }
+    }
 }
 
 impl Programs {
@@ -108,6 +115,15 @@ impl Programs {
         let template = row.template_hash.as_deref().ok_or_else(|| missing("template"))?;
         let guest = Kept { hash: guest, path: layer, version: String::new() };
         self.base(template, guest, Kept { hash: runsc, path: program, version })
+    }
+
+    /// What the memory of a snapshot was made with. Blocks.
+    pub(crate) fn made_of(&self, snapshot: &SnapshotRow) -> Result<Base, Error> {
+        let mut row = SessionRow::new(snapshot.session_id, snapshot.runtime, snapshot.template.clone(), snapshot.created_at);
+        row.template_hash.clone_from(&snapshot.template_hash);
+        row.guest_hash.clone_from(&snapshot.guest_hash);
+        row.runsc_hash.clone_from(&snapshot.runsc_hash);
+        self.pinned(&row)
     }
 
     /// The layers below a session's own disk, for reading it. Blocks.

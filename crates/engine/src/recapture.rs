@@ -35,7 +35,7 @@ use crate::{
     session::{Live, SandboxEnd, Session},
     wake, watch,
 };
-use model::{Actor, EndReason, EventType, Generation, OperationId, OperationKind, OperationState, State};
+use model::{Actor, EndReason, EventType, Generation, OperationKind, State};
 use serde_json::json;
 use snapshot::image::ImageDescriptor;
 use std::{fs::File, io, path::Path, sync::Arc, time::Duration};
@@ -202,7 +202,9 @@ async fn spec(
     let execs = inner.store.running_execs(session.id).await?;
     let terminals = inner.store.running_terminals(session.id).await?;
     let (inner_, row_) = (inner.clone(), row.clone());
-    let base = blocking(move || inner_.programs.pinned(&row_)).await.flatten()?;
+    let base = blocking(move || Ok::<_, Error>(inner_.programs.pinned(&row_)?.below(inner_.shelf.lower(&row_.layers))))
+        .await
+        .flatten()?;
     Ok(SuperviseSpec {
         dir: session.layout.dir().to_owned(),
         session: Some(session.id),
@@ -279,16 +281,8 @@ pub(crate) async fn note_loss(inner: &Arc<Inner>, session: &Arc<Session>, pid: O
 /// Stores the intent of a recapture that nobody has begun yet, for a server that comes back.
 pub(crate) async fn store_intent(inner: &Arc<Inner>, session: &Arc<Session>) -> Result<OperationRow, Error> {
     let row = session.view().row;
-    let operation = OperationRow {
-        id: OperationId::new(),
-        session_id: session.id,
-        kind: OperationKind::Recapture,
-        state: OperationState::Running,
-        started_at: inner.now(),
-        ended_at: None,
-        intent: json!({ "actor": Actor::system(), "generation": row.generation }),
-        error: None,
-    };
+    let intent = json!({ "actor": Actor::system(), "generation": row.generation });
+    let operation = OperationRow::begun(session.id, OperationKind::Recapture, inner.now(), intent);
     let stored = operation.clone();
     let change = move |row: &SessionRow| {
         let mut change = SessionChange::new(row.clone());

@@ -6,13 +6,13 @@ use crate::{
     ending, facts,
     inner::{Inner, blocking},
     operation::{Failure, Job, cause_of, paused},
-    policy, pool, recapture,
+    policy, pool, recapture, rollback,
     session::{Live, SandboxEnd, Session},
-    timers, wake, watch,
+    shelf, timers, wake, watch,
 };
 use futures_util::StreamExt;
 use lifecycle::{Plan, Seen, Sleeper};
-use model::{Actor, EndReason, EventType, OperationId, OperationKind, OperationState, SessionId, State};
+use model::{Actor, EndReason, EventType, OperationKind, OperationState, SessionId, State};
 use serde_json::json;
 use std::{
     collections::{HashMap, HashSet},
@@ -58,6 +58,16 @@ pub(crate) async fn recover(inner: &Arc<Inner>) -> Result<(), Error> {
             break;
         }
     }
+    loop {
+        let scan = inner.store.scan_snapshots(STRETCH, cursor).await?;
+        for row in scan.snapshots {
+            hashes.extend([row.template_hash, row.guest_hash, row.runsc_hash].into_iter().flatten());
+        }
+        cursor = scan.next_cursor;
+        if cursor.is_none() {
+            break;
+        }
+    }
     // An operation of a session that is deleted has nothing left to do.
     let inner_ = inner.clone();
     blocking(move || {
@@ -75,6 +85,10 @@ pub(crate) async fn recover(inner: &Arc<Inner>) -> Result<(), Error> {
         })
         .await;
     remove_leftovers(inner, known);
+    // Only now: what a supervisor was still taking has come to its end.
+    if let Err(error) = shelf::clear_leftovers(inner).await {
+        tracing::warn!(%error, "what was left of snapshots stays");
+    }
     Ok(())
 }
 
@@ -82,6 +96,7 @@ pub(crate) async fn recover(inner: &Arc<Inner>) -> Result<(), Error> {
 fn is_at_rest(inner: &Inner, row: &SessionRow) -> bool {
     let layout = inner.layout(row.id);
     matches!(row.state, State::Hibernated | State::Stopped | State::Failed)
+        && !rollback::is_staged(&layout)
         && !ending::is_held(&layout)
         && ending::orphan(&layout, inner.programs.runsc_state()).is_none()
 }
@@ -89,6 +104,7 @@ fn is_at_rest(inner: &Inner, row: &SessionRow) -> bool {
 async fn one(inner: &Arc<Inner>, row: SessionRow, operation: Option<OperationRow>) -> Result<(), Error> {
     let (state, kind) = (row.state, operation.as_ref().map(|operation| operation.kind));
     let session = inner.adopt(row);
+    rollback::settle(&session).await?;
     let (live, seen) = look(inner, &session).await;
     let plan = lifecycle::recover(state, kind, seen);
     tracing::info!(session = %session.id, %state, ?kind, ?seen, ?plan, "recovering");
@@ -278,7 +294,7 @@ async fn close(
             change.events.push(event(EventType::STATE_CHANGED, operation.as_ref().map(|operation| operation.id), data));
         }
         if let Some(mut operation) = operation.clone() {
-            let done = lifecycle::goal(operation.kind, row.state) == after;
+            let done = lifecycle::shows_done(operation.kind, row.state, after);
             operation.state = if done { OperationState::Done } else { OperationState::Undone };
             operation.ended_at = Some(now);
             let data = json!({ "kind": operation.kind, "detail": "the server ended meanwhile" });
@@ -296,16 +312,7 @@ async fn close(
 
 /// An operation for what has to be done without one in the store.
 fn made_up(inner: &Inner, session: &Session, kind: OperationKind) -> OperationRow {
-    OperationRow {
-        id: OperationId::new(),
-        session_id: session.id,
-        kind,
-        state: OperationState::Running,
-        started_at: inner.now(),
-        ended_at: None,
-        intent: json!({ "actor": Actor::system() }),
-        error: None,
-    }
+    OperationRow::begun(session.id, kind, inner.now(), json!({ "actor": Actor::system() }))
 }
 
 /// Removes, in the background, directories that no session owns: pooled sandboxes of the last server.

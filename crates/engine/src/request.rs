@@ -1,11 +1,11 @@
 //! What callers ask of the engine and what they are answered.
 
-use crate::Webhook;
+use crate::{Error, Webhook};
 use bytes::Bytes;
 use futures_util::Stream;
 use model::{
-    Actor, ByteSize, ExecId, Hooks, IdlePolicy, Key, Offset, OnTimeout, Resources, Runtime, ServiceSpec, SessionId, Timestamp,
-    TokenId, TokenLimits,
+    Actor, ByteSize, ExecId, Hooks, IdlePolicy, Key, Offset, OnTimeout, Resources, Runtime, ServiceSpec, SessionId, SnapshotId,
+    SnapshotName, Timestamp, TokenId, TokenLimits,
 };
 use std::{collections::BTreeMap, path::PathBuf, pin::Pin, sync::Arc};
 use store::{OperationRow, RequestId, SessionRow};
@@ -144,6 +144,8 @@ pub struct NewSession {
     pub on_timeout: Option<OnTimeout>,
     pub ttl_seconds: Option<u64>,
     pub ephemeral: bool,
+    /// What it begins with, in place of a template and a source.
+    pub snapshot_id: Option<SnapshotId>,
     pub services: Vec<ServiceSpec>,
     pub hooks: Hooks,
 }
@@ -231,6 +233,46 @@ pub struct Transitioned {
     pub view: SessionView,
     /// The operation that does it or did it; `None` where it was so already.
     pub operation: Option<OperationRow>,
+}
+
+/// A snapshot to be taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewSnapshot {
+    /// Chosen ahead, so that whoever waits can look it up.
+    pub id: SnapshotId,
+    pub name: Option<SnapshotName>,
+    /// How long it is kept; until somebody deletes it where missing.
+    pub keep_seconds: Option<u64>,
+    /// With the memory, where the session has any.
+    pub memory: bool,
+    pub labels: BTreeMap<String, String>,
+}
+
+/// What is forked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ForkOf {
+    /// A session as it is now: a snapshot is taken of it first.
+    Session(SessionId),
+    Snapshot(SnapshotId),
+}
+
+/// Sessions to be made from a snapshot.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NewForks {
+    pub count: u32,
+    /// Added to what the source has.
+    pub metadata: BTreeMap<String, String>,
+    pub name: Option<String>,
+    /// Brokered credentials of the source go along.
+    pub secrets: bool,
+}
+
+/// The answer to a fork.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Forked {
+    pub items: Vec<SessionView>,
+    /// Why there are fewer than were asked for.
+    pub errors: Vec<Error>,
 }
 
 /// A command to be run.

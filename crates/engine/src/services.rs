@@ -1,10 +1,11 @@
 //! Services, processes and resource figures of a session.
 
-use crate::{Caller, Engine, Error};
+use crate::{Caller, Engine, Error, ask::Asked, begin::is_unknown, supervisor_client::CallError};
 use model::{EventType, ServiceName, ServiceSpec, SessionId};
 use serde_json::json;
 use store::{NewEvent, SessionChange, SessionRow};
 use wire::{
+    Code,
     control::{Answer, Request},
     records::{ProcessRecord, ServiceRecord, Stats},
 };
@@ -16,21 +17,24 @@ impl Engine {
     /// [`Error::NotFound`], [`Error::Unresponsive`].
     pub async fn services(&self, id: SessionId) -> Result<Vec<ServiceRecord>, Error> {
         let session = self.inner.present(id).await?;
+        let stopped = |spec: &ServiceSpec| ServiceRecord {
+            name: spec.name.clone(),
+            state: "stopped".to_owned(),
+            pid: None,
+            restarts: 0,
+            exit_code: None,
+            signal: None,
+            output_bytes: model::Offset::ZERO,
+        };
+        let stopped = || session.view().row.services.iter().map(stopped).collect();
         let Some(live) = self.inner.awake(&session).filter(|_| session.view().row.state == model::State::Running) else {
-            let stopped = |spec: &ServiceSpec| ServiceRecord {
-                name: spec.name.clone(),
-                state: "stopped".to_owned(),
-                pid: None,
-                restarts: 0,
-                exit_code: None,
-                signal: None,
-                output_bytes: model::Offset::ZERO,
-            };
-            return Ok(session.view().row.services.iter().map(stopped).collect());
+            return Ok(stopped());
         };
         match live.supervisor.call_soon(&Request::Services).await {
             Ok(Answer::Services { items }) => Ok(items),
             Ok(_) => Err(Error::internal("the supervisor answered with something else")),
+            // Its sandbox has just ended, and they with it.
+            Err(CallError::Refused(error)) if error.code == Code::SandboxGone => Ok(stopped()),
             Err(error) => Err(session.call_error(error)),
         }
     }
@@ -70,8 +74,12 @@ impl Engine {
         };
         self.inner.change(&session, Box::new(change)).await?;
         if let Some(live) = self.inner.awake(&session).filter(|_| session.view().row.state == model::State::Running) {
-            let set = live.supervisor.call_soon(&Request::SetServices { services }).await;
-            set.map_err(|error| session.call_error(error))?;
+            match live.supervisor.call_soon(&Request::SetServices { services }).await {
+                Ok(_) => {}
+                Err(error @ CallError::Refused(_)) if !is_unknown(&error) => return Err(session.call_error(error)),
+                // They are stored: a sandbox that comes next has them.
+                Err(error) => tracing::warn!(session = %session.id, %error, "a sandbox may not have its changed services"),
+            }
         }
         self.services(id).await
     }
@@ -89,9 +97,12 @@ impl Engine {
         if !session.view().row.services.iter().any(|spec| spec.name == name) {
             return Err(unknown());
         }
-        let live = self.inner.usable(&session, &caller.actor, false).await?;
         let request = Request::Service { name: name.clone(), action: action.to_owned() };
-        live.supervisor.call_soon(&request).await.map_err(|error| session.call_error(error))?;
+        match self.inner.ask(&session, &caller.actor, &request).await? {
+            Asked::Done => {}
+            Asked::Refused(error) => return Err(session.call_error(CallError::Refused(error))),
+            Asked::Unknown(error) => return Err(error),
+        }
         self.services(id).await?.into_iter().find(|service| service.name == name).ok_or_else(unknown)
     }
 

@@ -2,15 +2,18 @@
 
 use crate::{
     Caller, Engine, Error, NewTerminal,
-    facts::{self, terminal_of},
-    operation::journal_tail,
+    ask::Asked,
+    begin::{Begin, Work},
+    facts::{self, terminal_of, terminal_row},
+    inner::Inner,
+    operation::{journal_tail, lose_terminal},
     session::Session,
-    supervisor_client::{CallError, ConnReader, ConnWriter},
+    supervisor_client::{CallError, ConnReader, ConnWriter, PROMPT},
 };
 use bytes::Bytes;
-use model::{SessionId, TerminalId, TerminalState};
-use std::sync::Arc;
-use store::MAX_PAGE;
+use model::{Generation, Offset, SessionId, TerminalId, TerminalState, Timestamp};
+use std::{sync::Arc, time::Duration};
+use store::{MAX_PAGE, SessionChange};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use wire::{
@@ -38,6 +41,30 @@ impl Engine {
     /// # Errors
     /// [`Error::Invalid`], [`Error::Inside`]; why the session can't be used.
     pub async fn open_terminal(&self, caller: &Caller, id: SessionId, new: NewTerminal) -> Result<TerminalRecord, Error> {
+        self.open_as(caller, id, None, new).await
+    }
+
+    /// A terminal that was asked for before, of an earlier server: it is opened where nobody has opened it yet.
+    ///
+    /// # Errors
+    /// As [`Self::open_terminal`].
+    pub async fn open_terminal_again(
+        &self,
+        caller: &Caller,
+        id: SessionId,
+        terminal: TerminalId,
+        new: NewTerminal,
+    ) -> Result<TerminalRecord, Error> {
+        self.open_as(caller, id, Some(terminal), new).await
+    }
+
+    async fn open_as(
+        &self,
+        caller: &Caller,
+        id: SessionId,
+        terminal: Option<TerminalId>,
+        new: NewTerminal,
+    ) -> Result<TerminalRecord, Error> {
         for (field, side) in [("cols", new.cols), ("rows", new.rows)] {
             if side == 0 || side > MAX_SIDE {
                 return Err(Error::invalid(field, format!("it must be from 1 to {MAX_SIDE}")));
@@ -53,20 +80,28 @@ impl Engine {
             return Err(Error::invalid("argv", "it can't contain a NUL"));
         }
         let session = self.inner.present(id).await?;
-        let live = self.inner.usable(&session, &caller.actor, new.start).await?;
-        let terminal = TerminalStart {
-            id: TerminalId::new(),
+        let known = match terminal {
+            Some(terminal) => {
+                let record = self.terminal(id, terminal).await?;
+                if record.state == TerminalState::Ended || self.inner.awake(&session).is_none() {
+                    return Ok(record);
+                }
+                true
+            }
+            None => false,
+        };
+        let start = TerminalStart {
+            id: terminal.unwrap_or_else(TerminalId::new),
             name: new.name,
             program,
             cols: new.cols,
             rows: new.rows,
             actor: Some(caller.actor.to_string()),
         };
-        match live.supervisor.call_soon(&Request::OpenTerminal { terminal }).await {
-            Ok(Answer::Terminal { terminal }) => Ok(terminal),
-            Ok(_) => Err(Error::internal("the supervisor answered with something else")),
-            Err(error) => Err(session.call_error(error)),
-        }
+        let first = caller.request.is_some();
+        Begin { inner: &self.inner, session: &session, caller, work: TerminalWork(start), start: new.start, first, known }
+            .run()
+            .await
     }
 
     /// A session's terminals, newest first; ended ones, too.
@@ -119,11 +154,13 @@ impl Engine {
         if self.terminal(id, terminal).await?.state == TerminalState::Ended {
             return Ok(());
         }
-        let live = self.inner.usable(&session, &caller.actor, false).await?;
-        match live.supervisor.call_soon(&Request::CloseTerminal { id: terminal }).await {
-            Ok(_) => Ok(()),
-            Err(CallError::Refused(error)) if error.code == Code::Ended => Ok(()),
-            Err(error) => Err(session.call_error(error)),
+        match self.inner.ask(&session, &caller.actor, &Request::CloseTerminal { id: terminal }).await? {
+            Asked::Done => Ok(()),
+            Asked::Refused(error) if error.code == Code::Ended => Ok(()),
+            Asked::Refused(error) => Err(session.call_error(CallError::Refused(error))),
+            // With its sandbox it has ended, too.
+            Asked::Unknown(_) if self.terminal(id, terminal).await?.state == TerminalState::Ended => Ok(()),
+            Asked::Unknown(error) => Err(error),
         }
     }
 
@@ -214,6 +251,81 @@ impl Engine {
             over.cancel();
         });
         Attachment { input, output }
+    }
+}
+
+/// A terminal that is to be opened.
+struct TerminalWork(TerminalStart);
+
+impl Work for TerminalWork {
+    type Record = TerminalRecord;
+
+    fn start(&self) -> Request {
+        Request::OpenTerminal { terminal: self.0.clone() }
+    }
+
+    fn look(&self) -> Request {
+        Request::GetTerminal { id: self.0.id }
+    }
+
+    fn limit(&self) -> Option<Duration> {
+        Some(PROMPT)
+    }
+
+    fn answered(answer: Answer) -> Option<TerminalRecord> {
+        match answer {
+            Answer::Terminal { terminal } => Some(terminal),
+            _ => None,
+        }
+    }
+
+    fn asked_for(&self, generation: Generation, now: Timestamp) -> TerminalRecord {
+        let TerminalStart { id, name, program, cols, rows, .. } = self.0.clone();
+        TerminalRecord {
+            id,
+            name,
+            generation,
+            state: TerminalState::Running,
+            argv: program.argv,
+            cwd: program.cwd,
+            pid: None,
+            cols,
+            rows,
+            title: None,
+            output_bytes: Offset::ZERO,
+            exit_code: None,
+            signal: None,
+            reason: None,
+            writer: None,
+            started_at: now,
+            ended_at: None,
+        }
+    }
+
+    fn is_running(record: &TerminalRecord) -> bool {
+        record.state == TerminalState::Running
+    }
+
+    fn made(&self) -> String {
+        self.0.id.to_string()
+    }
+
+    async fn stored(&self, inner: &Inner, session: &Session) -> Result<Option<TerminalRecord>, Error> {
+        inner.store.terminal(session.id, self.0.id).await?.map(|row| terminal_of(&row)).transpose()
+    }
+
+    fn put(change: &mut SessionChange, record: &TerminalRecord) {
+        change.terminals.push(terminal_row(change.session.id, record));
+    }
+
+    fn lose(
+        session: &Session,
+        change: &mut SessionChange,
+        record: TerminalRecord,
+        reason: &str,
+        now: Timestamp,
+    ) -> TerminalRecord {
+        lose_terminal(session, change, record, reason, now)
     }
 }
 

@@ -10,6 +10,7 @@ use crate::{
     launch,
     moments::{self, Moment},
     operation::{Context, Failure},
+    rollback,
     session::{Live, Session},
     supervisor_client::CallError,
     watch,
@@ -94,12 +95,13 @@ pub(crate) async fn suspect(layout: &SessionLayout, image_of: Generation) -> Res
 /// Restores from the image, under a new supervisor.
 async fn restore(context: &Context, row: &SessionRow) -> Result<(), Failure> {
     let session = &context.session;
+    rollback::settle(session).await?;
     let image_of = row.image_generation.ok_or_else(|| Error::internal("a hibernated session has no image"))?;
     let image = session.layout.image(image_of);
     let (inner, row_, image_) = (context.inner.clone(), row.clone(), image.clone());
     let (base, changed) = blocking(move || {
         ImageDescriptor::read(&image_).and_then(|descriptor| descriptor.check_loadable()).map_err(Error::internal)?;
-        let base = inner.programs.pinned(&row_)?;
+        let base = inner.programs.pinned(&row_)?.below(inner.shelf.lower(&row_.layers));
         let changed = inner.programs.changed_in_place(&base.pins.template);
         Ok::<_, Error>((base, changed))
     })
@@ -214,10 +216,13 @@ pub(crate) fn note_disk(session: &Arc<Session>, image_of: Generation) {
 /// Boots a stopped session afresh on its disk.
 pub(crate) async fn start(context: &Context) -> Result<(), Failure> {
     let session = &context.session;
+    rollback::settle(session).await?;
     let row = session.view().row;
     let inner = context.inner.clone();
     let template = row.template_hash.clone().unwrap_or_else(|| row.template.clone());
-    let base = blocking(move || inner.programs.present(&template)).await.flatten()?;
+    let layers = row.layers.clone();
+    let base =
+        blocking(move || Ok::<_, Error>(inner.programs.present(&template)?.below(inner.shelf.lower(&layers)))).await.flatten()?;
     let spec = SuperviseSpec {
         dir: session.layout.dir().to_owned(),
         session: Some(session.id),

@@ -19,7 +19,8 @@
 //! {"op":"waiting","for":"person","text":T}       ► {"ok":true}; says that the program waits for a person
 //! {"op":"waiting","for":null}                    ► {"ok":true}; no longer
 //! ```
-//! `gap_seconds` is null where nobody knows how long the sleep was. Requests on a connection that watches or waits are
+//! `gap_seconds` is null where nobody knows how long the sleep was. The wake of a fork also says `"fork_of":ID`: the session
+//! that it was made from, whose generations it doesn't share. Requests on a connection that watches or waits are
 //! answered as ever. Everything here is bounded: connections, lines, texts, and what the supervisor has not taken yet.
 
 use crate::{
@@ -205,8 +206,8 @@ async fn talk(guest: &Guest, stream: Watched<UnixStream>) -> io::Result<()> {
     let mut lines = Lines::default();
     let mut life = guest.moments.follow();
     let mut moments: Option<Receiver<Value>> = None;
-    // The generation whose end is waited for.
-    let mut wakes_after: Option<Generation> = None;
+    // The generation whose end is waited for, and the wakes that had been when that was asked: a fork counts anew.
+    let mut wakes_after: Option<(Generation, u64)> = None;
     let mut piece = vec![0; 4096];
     loop {
         while let Some(line) = lines.next() {
@@ -219,7 +220,8 @@ async fn talk(guest: &Guest, stream: Watched<UnixStream>) -> io::Result<()> {
             let answer = match ask {
                 Ok(Ask::WaitWake { .. }) if wakes_after.is_some() => refused("this connection waits for a wake already"),
                 Ok(Ask::WaitWake { generation }) => {
-                    wakes_after = generation.or(life.borrow().generation).or(Some(Generation(0)));
+                    let life = life.borrow();
+                    wakes_after = Some((generation.or(life.generation).unwrap_or(Generation(0)), life.wakes));
                     continue;
                 }
                 Ok(Ask::Watch) => {
@@ -232,7 +234,10 @@ async fn talk(guest: &Guest, stream: Watched<UnixStream>) -> io::Result<()> {
             say(&mut write, &answer).await?;
         }
         let now = life.borrow_and_update().clone();
-        if wakes_after.is_some_and(|after| now.generation.is_some_and(|generation| generation > after)) {
+        // A fork's generations begin anew: one that is asked with a higher one comes from its parent.
+        let past =
+            |generation| now.generation.is_some_and(|now_at| now_at > generation || now.fork_of.is_some() && now_at < generation);
+        if wakes_after.is_some_and(|(generation, wakes)| past(generation) || now.wakes > wakes) {
             wakes_after = None;
             let mut wake = now.wake();
             wake["ok"] = true.into();

@@ -1,6 +1,7 @@
 //! What programs inside are told of the session's life, and what they have said that they wait for.
 //!
-//! A wake is noticed by the supervisor's Hello: its generation is above the last one. What is about to happen comes as a
+//! A wake is noticed by the supervisor's Hello: its generation is above the last one, or its session is another: then this
+//! is a fork. What is about to happen comes as a
 //! request. Both go to whoever listens on the socket inside ([`crate::dialogue`]); those who listen sleep and wake with
 //! the session, so that a program learns of a wake that it slept through.
 
@@ -24,13 +25,21 @@ pub struct Life {
     pub generation: Option<Generation>,
     /// How long the last sleep was, where there was one and that is known.
     pub gap_ms: Option<u64>,
+    /// The session that this one was forked from, where the last wake was a fork.
+    pub fork_of: Option<SessionId>,
+    /// Wakes that this sandbox has seen.
+    pub wakes: u64,
 }
 
 impl Life {
     /// The last wake, as listeners are told of it.
     pub fn wake(&self) -> Value {
         let gap = self.gap_ms.map(|ms| ms as f64 / 1000.0);
-        json!({ "event": "wake", "generation": self.generation, "gap_seconds": gap })
+        let mut wake = json!({ "event": "wake", "generation": self.generation, "gap_seconds": gap });
+        if let Some(parent) = self.fork_of {
+            wake["fork_of"] = json!(parent);
+        }
+        wake
     }
 }
 
@@ -61,7 +70,13 @@ impl Moments {
     /// Takes a Hello in. True where it ends a sleep: listeners are told of it then.
     pub fn hello(&self, hello: &Hello, at: SystemTime) -> bool {
         let slept_since = self.quiesced_at.take();
-        let woke = self.life.borrow().generation.is_some_and(|known| hello.generation > known);
+        let (known, was) = {
+            let life = self.life.borrow();
+            (life.generation, life.session)
+        };
+        // One that waited for a session belonged to none before.
+        let fork_of = was.filter(|was| hello.session.is_some_and(|session| session != *was));
+        let woke = fork_of.is_some() || known.is_some_and(|known| hello.generation > known);
         // An older supervisor doesn't say how long it was.
         let since = |from| at.duration_since(from).unwrap_or(Duration::ZERO);
         let measured = || slept_since.map(|from| u64::try_from(since(from).as_millis()).unwrap_or(u64::MAX));
@@ -69,6 +84,8 @@ impl Moments {
             life.session = hello.session;
             if woke {
                 life.gap_ms = hello.gap_ms.or_else(measured);
+                life.fork_of = fork_of;
+                life.wakes += 1;
             }
             if life.generation.is_none() || woke {
                 life.generation = Some(hello.generation);
@@ -127,6 +144,23 @@ mod tests {
         assert_eq!(listener.try_recv().unwrap(), json!({ "event": "wake", "generation": 4, "gap_seconds": 90.5 }));
         assert!(!moments.hello(&hello(2, None), now), "nothing goes back");
         assert_eq!(moments.follow().borrow().generation, Some(Generation(4)));
+    }
+
+    #[test]
+    fn another_session_is_a_fork_whatever_its_generation() {
+        let (moments, now) = (Moments::new(), SystemTime::now());
+        let of = |session, generation| Hello { session, ..hello(generation, Some(10)) };
+        let (parent, fork) = (SessionId::new(), SessionId::new());
+        assert!(!moments.hello(&of(None, 1), now), "one that waits for a session");
+        assert!(!moments.hello(&of(Some(parent), 1), now), "it has become somebody's");
+        assert!(moments.hello(&of(Some(parent), 4), now));
+        assert_eq!(moments.follow().borrow().wake().get("fork_of"), None);
+        assert!(moments.hello(&of(Some(fork), 1), now));
+        let life = moments.follow().borrow().clone();
+        assert_eq!((life.session, life.generation, life.wakes), (Some(fork), Some(Generation(1)), 2));
+        assert_eq!(life.wake()["fork_of"], json!(parent));
+        assert!(moments.hello(&of(Some(fork), 2), now));
+        assert_eq!(moments.follow().borrow().wake().get("fork_of"), None, "a wake like any other");
     }
 
     #[test]

@@ -19,6 +19,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod copy;
 mod layout;
 mod lines;
 mod reader;
@@ -27,6 +28,7 @@ mod time_index;
 mod unsynced;
 mod writer;
 
+pub use copy::copy;
 pub use lines::{LineAppendError, LineItem, LineReadError, LineWriter, Lines, MAX_LINE, read_lines};
 pub use reader::{Chunk, Range, ReadError, Reader};
 pub use retention::Retention;

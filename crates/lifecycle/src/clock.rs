@@ -81,8 +81,10 @@ impl Clocks {
                 clocks.timeout_left = None;
                 clocks.timeout_told = self.timeout_told && self.timeout_left.is_some();
             }
+            // A copy was made beside programs that did not stop, or that sleep on.
+            (OperationKind::Snapshot, _) => return *self,
             // The sandbox was changed under programs that did not stop.
-            (OperationKind::Recapture | OperationKind::Snapshot, State::Running) => return *self,
+            (OperationKind::Recapture, State::Running) => return *self,
             (_, State::Running) => {
                 clocks.timeout_at = anew;
                 clocks.timeout_left = None;
@@ -185,6 +187,12 @@ mod tests {
         let woken = asleep.after(OperationKind::Wake, State::Running, later);
         assert_eq!(woken.timeout_at, Some(later.plus(seconds(100))), "a wake sets it anew");
         assert_eq!(running.after(OperationKind::Recapture, State::Running, later), running, "a recapture moves nothing");
+        for (state, clocks) in [(State::Running, running), (State::Paused, paused), (State::Hibernated, asleep)] {
+            let told = Clocks { timeout_told: true, try_again_at: Some(later), wake_at: Some(NOW), ..clocks };
+            assert_eq!(told.after(OperationKind::Snapshot, state, later), told, "nor does a snapshot of one that is {state}");
+        }
+        let back = Clocks { wake_at: Some(later), ..running }.after(OperationKind::Rollback, State::Stopped, NOW);
+        assert_eq!((back.timeout_at, back.timeout_left, back.wake_at), (None, None, None), "a way back ends the sandbox");
         assert_eq!(running.without_sandbox().timeout_at, None);
         let overdue = Clocks { wake_at: Some(NOW), ..running };
         assert_eq!(overdue.after(OperationKind::Hibernate, State::Hibernated, NOW).wake_at, None);
@@ -220,6 +228,7 @@ mod tests {
             }
             let after = clocks.after(kind, state, NOW);
             prop_assert_eq!(after.expires_at, expires_at);
+            prop_assert!(kind != OperationKind::Snapshot || after == clocks);
             prop_assert!(after.timeout_at.is_none() || after.timeout_left.is_none());
         }
     }

@@ -23,6 +23,10 @@ pub enum Command {
     Unpause,
     Stop,
     Start,
+    /// Keep a copy of it as it is.
+    Snapshot,
+    /// Set it back to a snapshot.
+    Rollback,
     Delete,
     /// Something that needs a running session: an exec, typing, a file written.
     Use {
@@ -75,16 +79,31 @@ pub fn decide(standing: Standing, command: Command) -> Decision {
             (OperationKind::Delete, _) => Deny(Reason::Deleted),
             // Delete wins over everything that is under way.
             (_, Command::Delete) => Accept(OperationKind::Delete),
+            // A snapshot changes nothing: what is so is so while one is taken, and what can't be is refused at once.
+            (OperationKind::Snapshot, _) => match at_rest(standing, command) {
+                Accept(_) => Wait,
+                answer => answer,
+            },
             _ if brings(command) == Some(pending) => Join,
             (k, Command::Use { .. }) if super::goal(k, standing.state) == State::Running => Join,
             _ => Wait,
         };
     }
+    at_rest(standing, command)
+}
+
+/// What becomes of `command` where nothing is under way.
+fn at_rest(standing: Standing, command: Command) -> Decision {
+    use Decision::{Accept, Already, Deny};
     match (standing.state, command) {
         (State::Deleted, _) => Deny(Reason::Deleted),
         (_, Command::Delete) => Accept(OperationKind::Delete),
         (State::Failed, _) => Deny(Reason::Failed),
         (State::Creating, _) => Deny(Reason::Creating),
+
+        (_, Command::Snapshot | Command::Rollback) if standing.ephemeral => Deny(Reason::Ephemeral),
+        (_, Command::Snapshot) => Accept(OperationKind::Snapshot),
+        (_, Command::Rollback) => Accept(OperationKind::Rollback),
 
         (State::Running | State::Paused, Command::Hibernate) if standing.ephemeral => Deny(Reason::Ephemeral),
         (State::Running | State::Paused, Command::Hibernate) => Accept(OperationKind::Hibernate),
@@ -112,7 +131,7 @@ pub fn decide(standing: Standing, command: Command) -> Decision {
     }
 }
 
-/// The operation that a command asks for by name.
+/// The operation that a command asks for by name. Each snapshot is one of its own, and so is each way back: neither joins.
 fn brings(command: Command) -> Option<OperationKind> {
     Some(match command {
         Command::Hibernate => OperationKind::Hibernate,
@@ -122,7 +141,7 @@ fn brings(command: Command) -> Option<OperationKind> {
         Command::Stop => OperationKind::Stop,
         Command::Start => OperationKind::Start,
         Command::Delete => OperationKind::Delete,
-        Command::Use { .. } => return None,
+        Command::Snapshot | Command::Rollback | Command::Use { .. } => return None,
     })
 }
 
@@ -133,7 +152,7 @@ mod tests {
     use model::Memory;
     use proptest::{prelude::*, sample::select};
 
-    const COMMANDS: [Command; 9] = [
+    const COMMANDS: [Command; 11] = [
         Command::Hibernate,
         Command::Wake,
         Command::Pause,
@@ -143,6 +162,8 @@ mod tests {
         Command::Delete,
         Command::Use { start: false },
         Command::Use { start: true },
+        Command::Snapshot,
+        Command::Rollback,
     ];
 
     fn at(state: State, operation: Option<OperationKind>) -> Standing {
@@ -155,31 +176,32 @@ mod tests {
         use OperationKind as K;
         use Reason as R;
         // In the order of COMMANDS.
-        let table: [(State, [Decision; 9]); 7] = [
+        let (s, r) = (A(K::Snapshot), A(K::Rollback));
+        let table: [(State, [Decision; 11]); 7] = [
             (State::Creating, {
                 let d = D(R::Creating);
-                [d, d, d, d, d, d, A(K::Delete), d, d]
+                [d, d, d, d, d, d, A(K::Delete), d, d, d, d]
             }),
-            (State::Running, [A(K::Hibernate), Y, A(K::Pause), Y, A(K::Stop), Y, A(K::Delete), Y, Y]),
+            (State::Running, [A(K::Hibernate), Y, A(K::Pause), Y, A(K::Stop), Y, A(K::Delete), Y, Y, s, r]),
             (State::Paused, {
                 let p = D(R::Paused);
-                [A(K::Hibernate), p, Y, A(K::Unpause), A(K::Stop), p, A(K::Delete), p, p]
+                [A(K::Hibernate), p, Y, A(K::Unpause), A(K::Stop), p, A(K::Delete), p, p, s, r]
             }),
             (State::Hibernated, {
                 let n = D(R::NotRunning);
-                [Y, A(K::Wake), n, n, A(K::Stop), D(R::Hibernated), A(K::Delete), A(K::Wake), A(K::Wake)]
+                [Y, A(K::Wake), n, n, A(K::Stop), D(R::Hibernated), A(K::Delete), A(K::Wake), A(K::Wake), s, r]
             }),
             (State::Stopped, {
                 let n = D(R::NotRunning);
-                [n, D(R::NoMemorySnapshot), n, n, Y, A(K::Start), A(K::Delete), n, A(K::Start)]
+                [n, D(R::NoMemorySnapshot), n, n, Y, A(K::Start), A(K::Delete), n, A(K::Start), s, r]
             }),
             (State::Failed, {
                 let f = D(R::Failed);
-                [f, f, f, f, f, f, A(K::Delete), f, f]
+                [f, f, f, f, f, f, A(K::Delete), f, f, f, f]
             }),
             (State::Deleted, {
                 let d = D(R::Deleted);
-                [d, d, d, d, d, d, Y, d, d]
+                [d, d, d, d, d, d, Y, d, d, d, d]
             }),
         ];
         for (state, row) in table {
@@ -191,7 +213,7 @@ mod tests {
 
     #[test]
     fn what_is_under_way_is_joined_waited_for_or_overruled() {
-        use Decision::{Accept, Deny, Join, Wait};
+        use Decision::{Accept, Already, Deny, Join, Wait};
         use OperationKind as K;
         let cases = [
             (State::Hibernated, K::Wake, Command::Wake, Join),
@@ -213,6 +235,28 @@ mod tests {
             // It stays paused, and whether that is in the way is decided then.
             (State::Paused, K::Recapture, Command::Use { start: false }, Wait),
             (State::Paused, K::Recapture, Command::Unpause, Wait),
+            // A snapshot is in nobody's way: only what would change the session waits for its end.
+            (State::Running, K::Snapshot, Command::Use { start: false }, Already),
+            (State::Running, K::Snapshot, Command::Wake, Already),
+            (State::Running, K::Snapshot, Command::Snapshot, Wait),
+            (State::Running, K::Snapshot, Command::Rollback, Wait),
+            (State::Running, K::Snapshot, Command::Hibernate, Wait),
+            (State::Running, K::Snapshot, Command::Pause, Wait),
+            (State::Running, K::Snapshot, Command::Delete, Accept(K::Delete)),
+            (State::Paused, K::Snapshot, Command::Use { start: false }, Deny(Reason::Paused)),
+            (State::Paused, K::Snapshot, Command::Unpause, Wait),
+            (State::Hibernated, K::Snapshot, Command::Use { start: false }, Wait),
+            (State::Hibernated, K::Snapshot, Command::Hibernate, Already),
+            (State::Stopped, K::Snapshot, Command::Wake, Deny(Reason::NoMemorySnapshot)),
+            (State::Stopped, K::Snapshot, Command::Start, Wait),
+            (State::Running, K::Hibernate, Command::Snapshot, Wait),
+            (State::Running, K::Rollback, Command::Rollback, Wait),
+            (State::Running, K::Rollback, Command::Snapshot, Wait),
+            (State::Running, K::Rollback, Command::Use { start: false }, Wait),
+            (State::Running, K::Rollback, Command::Stop, Wait),
+            (State::Stopped, K::Rollback, Command::Wake, Wait),
+            (State::Running, K::Rollback, Command::Delete, Accept(K::Delete)),
+            (State::Running, K::Delete, Command::Snapshot, Deny(Reason::Deleted)),
             (State::Running, K::Delete, Command::Delete, Join),
             (State::Running, K::Delete, Command::Use { start: true }, Deny(Reason::Deleted)),
         ];
@@ -224,12 +268,22 @@ mod tests {
     #[test]
     fn what_is_ephemeral_is_never_stored_and_what_idleness_paused_is_no_hindrance() {
         let ephemeral = Standing { ephemeral: true, ..at(State::Running, None) };
-        assert_eq!(decide(ephemeral, Command::Hibernate), Decision::Deny(Reason::Ephemeral));
+        for command in [Command::Hibernate, Command::Snapshot, Command::Rollback] {
+            assert_eq!(decide(ephemeral, command), Decision::Deny(Reason::Ephemeral));
+        }
         let idle = Standing { paused_by_idleness: true, ..at(State::Paused, None) };
         for command in [Command::Use { start: false }, Command::Wake, Command::Start] {
             assert_eq!(decide(idle, command), Decision::Accept(OperationKind::Unpause));
         }
-        assert_eq!(decide(idle, Command::Hibernate), Decision::Accept(OperationKind::Hibernate));
+        for (command, kind) in [
+            (Command::Hibernate, OperationKind::Hibernate),
+            (Command::Snapshot, OperationKind::Snapshot),
+            (Command::Rollback, OperationKind::Rollback),
+        ] {
+            assert_eq!(decide(idle, command), Decision::Accept(kind));
+        }
+        let during_snapshot = Standing { operation: Some(OperationKind::Snapshot), ..idle };
+        assert_eq!(decide(during_snapshot, Command::Use { start: false }), Decision::Wait);
     }
 
     fn command() -> impl Strategy<Value = Command> {
@@ -262,6 +316,10 @@ mod tests {
                         if well {
                             prop_assert_eq!(state, goal(kind, before));
                         }
+                        if kind == OperationKind::Rollback && well && spent {
+                            // The snapshot has memory, and the session gets it in the same commit.
+                            (state, memory) = (State::Hibernated, Memory::Saved);
+                        }
                     }
                     Decision::Already => {
                         if matches!(command, Command::Use { .. } | Command::Wake) {
@@ -290,7 +348,25 @@ mod tests {
             if let Decision::Accept(kind) = decide(at(state, None), command) {
                 prop_assert_eq!(decide(at(state, Some(kind)), Command::Delete) == Decision::Join, kind == OperationKind::Delete);
                 let after = settle(kind, state, memory, Outcome::Done);
-                prop_assert_eq!(decide(at(after.state, None), command), Decision::Already);
+                // Each snapshot and each way back is a new one.
+                let again = if matches!(command, Command::Snapshot | Command::Rollback) {
+                    Decision::Accept(kind)
+                } else {
+                    Decision::Already
+                };
+                prop_assert_eq!(decide(at(after.state, None), command), again);
+            }
+        }
+
+        /// A snapshot under way answers like a session at rest, but for what would change the session under it.
+        #[test]
+        fn a_snapshot_is_in_the_way_of_changes_only(state in select(State::ALL), command in command(), idle in any::<bool>()) {
+            let standing = Standing { paused_by_idleness: idle && state == State::Paused, ..at(state, None) };
+            let during = decide(Standing { operation: Some(OperationKind::Snapshot), ..standing }, command);
+            match decide(standing, command) {
+                Decision::Accept(OperationKind::Delete) => prop_assert_eq!(during, Decision::Accept(OperationKind::Delete)),
+                Decision::Accept(_) => prop_assert_eq!(during, Decision::Wait),
+                answer => prop_assert_eq!(during, answer),
             }
         }
     }

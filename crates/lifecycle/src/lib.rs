@@ -5,6 +5,7 @@
 //!    |        running, paused -> stopped (asked, or its sandbox ended) -> running (memory: lost)
 //!    v        hibernated -> stopped (memory given up, by explicit choice only)
 //!  failed     any -> deleted
+//!            running, paused, hibernated, stopped -> stopped, or hibernated with a snapshot's memory (rollback)
 //! ```
 //! A change that is under way is an operation, never a state: while one runs, the state is still the one before it.
 //!
@@ -22,4 +23,4 @@ pub use clock::{Alarm, Clocks, TIMEOUT_NOTICE, try_again_after};
 pub use decide::{Command, Decision, Reason, Standing, decide};
 pub use idle::{Idleness, Quiet, idleness};
 pub use recover::{Plan, Seen, Sleeper, recover};
-pub use settle::{Outcome, Settled, goal, settle};
+pub use settle::{Outcome, Settled, goal, settle, shows_done};

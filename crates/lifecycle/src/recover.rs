@@ -160,6 +160,27 @@ mod tests {
             (State::Running, None, alive(S::Running, false), Plan::Recapture),
             (State::Running, Some(K::Stop), Seen::Orphan, Plan::FinishStop),
             (State::Running, Some(K::Delete), Seen::Orphan, Plan::FinishDelete),
+            // A copy that was being made is undone; what it was made of goes on.
+            (State::Running, Some(K::Snapshot), alive(S::Running, true), Plan::Resume { state: State::Running }),
+            (State::Running, Some(K::Snapshot), alive(S::Captured, true), Plan::Resume { state: State::Running }),
+            (State::Paused, Some(K::Snapshot), alive(S::Paused, true), Plan::Resume { state: State::Paused }),
+            (State::Running, Some(K::Snapshot), Seen::Nothing, Plan::Lost),
+            (State::Running, Some(K::Snapshot), Seen::Orphan, Plan::Recapture),
+            (State::Hibernated, Some(K::Snapshot), Seen::Nothing, Plan::Keep),
+            (State::Hibernated, Some(K::Snapshot), alive(S::Confirming, true), Plan::ResumeGrace),
+            (State::Stopped, Some(K::Snapshot), Seen::Nothing, Plan::Keep),
+            // So is a way back: its commit, which ends it in the store, is the point of no return.
+            (State::Running, Some(K::Rollback), alive(S::Running, true), Plan::Resume { state: State::Running }),
+            (State::Running, Some(K::Rollback), alive(S::Captured, true), Plan::Resume { state: State::Running }),
+            (State::Paused, Some(K::Rollback), alive(S::Paused, true), Plan::Resume { state: State::Paused }),
+            (State::Running, Some(K::Rollback), Seen::Nothing, Plan::Lost),
+            (State::Running, Some(K::Rollback), Seen::Orphan, Plan::Recapture),
+            (State::Hibernated, Some(K::Rollback), Seen::Nothing, Plan::Keep),
+            (State::Hibernated, Some(K::Rollback), alive(S::Captured, true), Plan::ResumeGrace),
+            (State::Stopped, Some(K::Rollback), Seen::Nothing, Plan::Keep),
+            // Ended, and not yet gone, when the way back was committed: the store says where it leads.
+            (State::Hibernated, None, alive(S::Running, true), Plan::EndLeftover),
+            (State::Stopped, None, Seen::Orphan, Plan::EndLeftover),
             (State::Hibernated, None, Seen::Orphan, Plan::EndLeftover),
             (State::Hibernated, Some(K::Wake), Seen::Orphan, Plan::UndoWake),
             (State::Stopped, Some(K::Start), Seen::Orphan, Plan::UndoStart),
@@ -199,6 +220,11 @@ mod tests {
                 Plan::Lost => prop_assert_eq!(seen, Seen::Nothing),
                 Plan::Keep => prop_assert!(seen == Seen::Nothing && !state.has_sandbox() && state != State::Creating),
                 _ => {}
+            }
+            if state.has_sandbox() && matches!(operation, Some(OperationKind::Snapshot | OperationKind::Rollback)) {
+                // Neither has happened: a sandbox that is there goes on, one that isn't is told as lost.
+                let goes_on = matches!(plan, Plan::Resume { .. } | Plan::Recapture | Plan::Lost);
+                prop_assert!(goes_on);
             }
             if state == State::Hibernated && !matches!(operation, Some(OperationKind::Stop | OperationKind::Delete)) {
                 // Saved memory is never declared lost without a look at it.

@@ -27,18 +27,25 @@ pub fn goal(kind: OperationKind, from: State) -> State {
         OperationKind::Recapture if from == State::Paused => State::Paused,
         OperationKind::Recapture => State::Running,
         OperationKind::Create | OperationKind::Wake | OperationKind::Start | OperationKind::Unpause => State::Running,
-        // Both leave the session running, whatever they did on the way.
-        OperationKind::Snapshot | OperationKind::Rollback => State::Running,
+        OperationKind::Snapshot => from,
         OperationKind::Hibernate => State::Hibernated,
-        OperationKind::Stop => State::Stopped,
+        // A rollback leaves a disk; what brings the memory along, where the snapshot has it, is its own commit.
+        OperationKind::Stop | OperationKind::Rollback => State::Stopped,
         OperationKind::Pause => State::Paused,
         OperationKind::Delete => State::Deleted,
     }
 }
 
+/// Whether a session that is found in `after` shows that the operation `kind` was done which began in `from`. What makes a
+/// copy, or another disk under the same state, is not seen in the state: its own commit says that it was done.
+pub fn shows_done(kind: OperationKind, from: State, after: State) -> bool {
+    !matches!(kind, OperationKind::Snapshot | OperationKind::Rollback) && goal(kind, from) == after
+}
+
 /// What the session is after the operation `kind` that began in `state` with `memory`.
 pub fn settle(kind: OperationKind, state: State, memory: Memory, outcome: Outcome) -> Settled {
     match outcome {
+        Outcome::Done if kind == OperationKind::Snapshot => Settled { state, memory },
         Outcome::Done => {
             let state = goal(kind, state);
             let memory = match state {
@@ -52,7 +59,7 @@ pub fn settle(kind: OperationKind, state: State, memory: Memory, outcome: Outcom
         Outcome::Failed { memory_spent } => match kind {
             OperationKind::Create => Settled { state: State::Failed, memory: Memory::None },
             OperationKind::Wake if memory_spent => Settled { state: State::Stopped, memory: Memory::Lost },
-            // Of a recapture, too: what ends its session is the end of the sandbox, which is told for itself.
+            // Of a recapture or rollback, too: what ends its session is the end of the sandbox, which is told for itself.
             _ => Settled { state, memory },
         },
     }
@@ -76,9 +83,27 @@ mod tests {
             (K::Recapture, State::Running, Memory::Live, Outcome::Done, State::Running, Memory::Live),
             (K::Recapture, State::Paused, Memory::Live, Outcome::Done, State::Paused, Memory::Live),
             (K::Recapture, State::Paused, Memory::Live, kept, State::Paused, Memory::Live),
+            (K::Snapshot, State::Running, Memory::Live, Outcome::Done, State::Running, Memory::Live),
+            (K::Snapshot, State::Paused, Memory::Live, Outcome::Done, State::Paused, Memory::Live),
+            (K::Snapshot, State::Hibernated, Memory::Saved, Outcome::Done, State::Hibernated, Memory::Saved),
+            (K::Snapshot, State::Stopped, Memory::None, Outcome::Done, State::Stopped, Memory::None),
+            (K::Snapshot, State::Hibernated, Memory::Saved, kept, State::Hibernated, Memory::Saved),
+            (K::Rollback, State::Running, Memory::Live, Outcome::Done, State::Stopped, Memory::Lost),
+            (K::Rollback, State::Hibernated, Memory::Saved, Outcome::Done, State::Stopped, Memory::Lost),
+            (K::Rollback, State::Running, Memory::Live, kept, State::Running, Memory::Live),
+            (K::Rollback, State::Hibernated, Memory::Saved, kept, State::Hibernated, Memory::Saved),
         ];
         for (kind, from, memory, outcome, state, after) in cases {
             assert_eq!(settle(kind, from, memory, outcome), Settled { state, memory: after }, "{kind} {outcome:?}");
+        }
+    }
+    #[test]
+    fn the_state_alone_shows_no_copy_and_no_way_back() {
+        use OperationKind as K;
+        assert!(shows_done(K::Pause, State::Running, State::Paused) && !shows_done(K::Pause, State::Running, State::Running));
+        for state in State::ALL {
+            assert!(!shows_done(K::Snapshot, *state, *state));
+            assert!(!shows_done(K::Rollback, *state, State::Stopped));
         }
     }
 }

@@ -56,6 +56,8 @@ uuid_ids! {
     OperationId,
     /// An immutable copy of a session at one moment.
     SnapshotId,
+    /// An immutable layer of disks: what one session had changed up to one moment.
+    LayerId,
     /// An access token; never the token's secret itself.
     TokenId,
 }

@@ -10,11 +10,12 @@ mod limits;
 mod names;
 mod quantity;
 mod session;
+mod snapshot;
 mod work;
 
 pub use event::{Actor, EventType};
 pub use file::{FileMeta, FileType, link_stays_inside};
-pub use id::{EventSeq, ExecId, Generation, IdError, OperationId, SessionId, SnapshotId, TerminalId, TokenId};
+pub use id::{EventSeq, ExecId, Generation, IdError, LayerId, OperationId, SessionId, SnapshotId, TerminalId, TokenId};
 pub use limits::TokenLimits;
 pub use names::{Key, NameError, PortNumber, ServiceName};
 pub use quantity::{ByteSize, DurationError, Offset, Timestamp, parse_bytes, parse_duration};
@@ -22,4 +23,5 @@ pub use session::{
     EndReason, HookName, Hooks, IdleAction, IdlePolicy, IdleWhen, Memory, OnTimeout, OperationKind, OperationState, Resources,
     Runtime, State,
 };
+pub use snapshot::{SnapshotName, SnapshotState};
 pub use work::{ExecState, ServiceRestart, ServiceSpec, TerminalState};

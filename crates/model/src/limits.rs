@@ -21,4 +21,7 @@ pub struct TokenLimits {
     /// Disk of the sessions that are there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_bytes: Option<ByteSize>,
+    /// What its sessions' snapshots take that nothing else shared when they were taken, also after their sessions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_bytes: Option<ByteSize>,
 }

@@ -12,6 +12,8 @@ pub enum NameError {
     Character { what: &'static str, bad: char },
     #[error("a port is a number from 1 to 65535")]
     Port,
+    #[error("a {what} can't look like an id")]
+    LooksLikeId { what: &'static str },
 }
 
 /// The name by which a client gets or creates a session: 1–200 printable characters without
@@ -81,14 +83,20 @@ fn check_length(what: &'static str, text: &str, max: usize) -> Result<(), NameEr
     Ok(())
 }
 
+/// Checks a name that people see: printable characters without `/` or blank.
+pub(crate) fn check_printable(what: &'static str, text: &str, max: usize) -> Result<(), NameError> {
+    check_length(what, text, max)?;
+    match text.chars().find(|c| *c == '/' || c.is_whitespace() || c.is_control() || is_invisible(*c)) {
+        Some(bad) => Err(NameError::Character { what, bad }),
+        None => Ok(()),
+    }
+}
+
 impl TryFrom<String> for Key {
     type Error = NameError;
     fn try_from(text: String) -> Result<Self, NameError> {
-        check_length("key", &text, Self::MAX_CHARS)?;
-        match text.chars().find(|c| *c == '/' || c.is_whitespace() || c.is_control() || is_invisible(*c)) {
-            Some(bad) => Err(NameError::Character { what: "key", bad }),
-            None => Ok(Self(text)),
-        }
+        check_printable("key", &text, Self::MAX_CHARS)?;
+        Ok(Self(text))
     }
 }
 

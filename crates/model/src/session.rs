@@ -127,6 +127,8 @@ snake_enum! {
         CreateFailed => "create_failed",
         StartFailed => "start_failed",
         Expired => "expired",
+        /// It was set back to a snapshot.
+        RolledBack => "rolled_back",
         ProtocolViolation => "protocol_violation",
     }
 }

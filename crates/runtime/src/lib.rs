@@ -88,7 +88,8 @@ pub trait Sandbox: Send + Sync {
     /// Undoes [`Self::pause`].
     fn resume(&self) -> Step<'_, ()>;
 
-    /// Writes the memory of a paused sandbox into the directory `image`, synced. It stays paused.
+    /// Writes the memory of a paused sandbox into the directory `image`; to be synced by the caller, who may let the sandbox
+    /// go on before that. It stays paused.
     fn capture<'a>(&'a self, image: &'a Path) -> Step<'a, ByteSize>;
 
     /// Takes all CPU from it, runtime's own tasks included.

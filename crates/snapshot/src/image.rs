@@ -4,12 +4,13 @@
 //! was cut short. It carries a checksum of itself and the sizes of the other files; their contents are the runtime's to
 //! check. A newer format is refused by its number, before anything else of it is read.
 
+use crate::sealed::{Seal, SealError};
 use model::{Generation, SessionId, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeSet,
     fs::{self, File},
-    io::{self, Read, Write},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -19,12 +20,8 @@ pub const FILE: &str = "image.json";
 pub const STARTED: &str = "started";
 /// Beside an image: the fingerprint of the disk that belongs to it ([`crate::disk::fingerprint`]).
 pub const DISK: &str = "disk-fingerprint";
-/// First word of every descriptor.
-const MAGIC: &str = "dormouse-image";
-/// The format that this build writes, and the newest that it reads.
 const FORMAT: u32 = 1;
-/// Longest descriptor that is read.
-const MAX_BYTES: u64 = 1 << 20;
+const SEAL: Seal = Seal { magic: "dormouse-image", format: FORMAT, max_bytes: 1 << 20, faults: ["image.write", "image.rename"] };
 
 /// What an image is and needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,16 +75,6 @@ pub enum ImageError {
     Io { path: PathBuf, source: io::Error },
 }
 
-#[derive(Serialize, Deserialize)]
-struct Envelope {
-    magic: String,
-    format: u32,
-    /// BLAKE3 of `body`'s bytes.
-    blake3: String,
-    /// The descriptor as JSON text, so that the checksum is over exact bytes.
-    body: String,
-}
-
 impl ImageDescriptor {
     /// Describes the image in `dir` as it stands.
     ///
@@ -126,23 +113,16 @@ impl ImageDescriptor {
         })
     }
 
-    /// Writes the descriptor into its image's directory, durably.
+    /// Writes the descriptor into its image's directory, durably, after the other files.
     ///
     /// # Errors
     /// [`ImageError::Io`].
     pub fn write(&self, dir: &Path) -> Result<(), ImageError> {
         let io = |source: io::Error| ImageError::Io { path: dir.to_owned(), source };
-        let body = serde_json::to_string(self).map_err(|e| io(e.into()))?;
-        let blake3 = blake3::hash(body.as_bytes()).to_hex().to_string();
-        let envelope = Envelope { magic: MAGIC.to_owned(), format: FORMAT, blake3, body };
-        let text = serde_json::to_vec(&envelope).map_err(|e| io(e.into()))?;
-        let temporary = dir.join(".image.json");
-        faults::file("image.write").map_err(io)?;
-        let mut file = File::create(&temporary).map_err(io)?;
-        file.write_all(&text).and_then(|()| file.sync_all()).map_err(io)?;
-        faults::file("image.rename").map_err(io)?;
-        fs::rename(&temporary, dir.join(FILE)).map_err(io)?;
-        File::open(dir).and_then(|dir| dir.sync_all()).map_err(io)
+        for file in &self.files {
+            File::open(dir.join(&file.name)).and_then(|file| file.sync_all()).map_err(io)?;
+        }
+        SEAL.write(dir, FILE, self).map_err(io)
     }
 
     /// Reads an image's descriptor and checks it against its files.
@@ -151,32 +131,12 @@ impl ImageDescriptor {
     /// [`ImageError::Missing`], [`ImageError::Damaged`] with the part, [`ImageError::Newer`], [`ImageError::Io`].
     pub fn read(dir: &Path) -> Result<ImageDescriptor, ImageError> {
         let damaged = |what: String| ImageError::Damaged { path: dir.to_owned(), what };
-        let io = |source: io::Error| ImageError::Io { path: dir.to_owned(), source };
-        let file = match File::open(dir.join(FILE)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ImageError::Missing(dir.to_owned())),
-            other => other.map_err(io)?,
-        };
-        let mut text = Vec::new();
-        file.take(MAX_BYTES + 1).read_to_end(&mut text).map_err(io)?;
-        if text.len() as u64 > MAX_BYTES {
-            return Err(damaged(format!("its descriptor is longer than {MAX_BYTES} bytes")));
-        }
-        let head: serde_json::Value =
-            serde_json::from_slice(&text).map_err(|e| damaged(format!("its descriptor is no JSON: {e}")))?;
-        if head["magic"] != MAGIC {
-            return Err(damaged("its descriptor is none".to_owned()));
-        }
-        match head["format"].as_u64().and_then(|format| u32::try_from(format).ok()) {
-            Some(found) if found > FORMAT => return Err(ImageError::Newer { path: dir.to_owned(), found }),
-            Some(_) => {}
-            None => return Err(damaged("its descriptor has no format".to_owned())),
-        }
-        let envelope: Envelope = serde_json::from_value(head).map_err(|e| damaged(format!("its descriptor: {e}")))?;
-        if blake3::hash(envelope.body.as_bytes()).to_hex().as_str() != envelope.blake3 {
-            return Err(damaged("the checksum of its descriptor is wrong".to_owned()));
-        }
-        let descriptor: ImageDescriptor =
-            serde_json::from_str(&envelope.body).map_err(|e| damaged(format!("its descriptor: {e}")))?;
+        let descriptor: ImageDescriptor = SEAL.read(&dir.join(FILE)).map_err(|error| match error {
+            SealError::Missing => ImageError::Missing(dir.to_owned()),
+            SealError::Damaged(what) => damaged(what),
+            SealError::Newer(found) => ImageError::Newer { path: dir.to_owned(), found },
+            SealError::Io(source) => ImageError::Io { path: dir.to_owned(), source },
+        })?;
         for file in &descriptor.files {
             match fs::symlink_metadata(dir.join(&file.name)) {
                 Ok(meta) if meta.is_file() && meta.len() == file.size_bytes => {}

@@ -9,7 +9,10 @@
 //! A memory image contains processes of exactly one runtime and one guest. An upgrade of the machine replaces the
 //! original; the copy stays for as long as a session sleeps on it.
 
-use crate::{Hash, fsutil};
+use crate::{
+    Hash, fsutil,
+    tree::{self, TreeError},
+};
 use std::{
     collections::HashSet,
     fs::{self, File, Metadata},
@@ -21,7 +24,11 @@ use std::{
 /// Where the guest lies inside every sandbox.
 pub const GUEST_PATH: &str = "/usr/lib/dormouse/dormouse-guest";
 
-/// Further names of the guest inside; it tells by `argv[0]` which it is to be.
+/// The directories of a guest's layer.
+const LAYER_DIRS: &[&str] = &["", "usr", "usr/bin", "usr/lib", "usr/lib/dormouse"];
+
+/// Further names of the guest inside; it tells by `argv[0]` which it is to be. Names may be added, never taken away: layers
+/// that were made with them come back from the blob store.
 const GUEST_NAMES: &[&str] =
     &["usr/bin/dormouse-guest", "usr/bin/dormouse-ctl", "usr/bin/sudo", "usr/bin/su", "usr/bin/systemctl"];
 
@@ -34,6 +41,12 @@ pub enum PinError {
     NotAFile(PathBuf),
     #[error("'{0}' can't name a program")]
     BadName(String),
+    #[error("what should be the program with the address {expected} has the address {found}")]
+    Other { expected: Hash, found: Hash },
+    #[error("what should be the layer of the guest {guest} isn't: {what}")]
+    NoLayer { guest: Hash, what: String },
+    #[error(transparent)]
+    Tree(#[from] TreeError),
     #[error("{} is being replaced just now: try again", .0.display())]
     Changing(PathBuf),
     #[error("can't {what} {}: {source}", path.display())]
@@ -103,7 +116,7 @@ impl BinaryStore {
         {
             return Ok(found);
         }
-        let pinned = self.keep(&name, &mut source)?;
+        let pinned = self.keep(&name, &mut source, None)?;
         let after = source.metadata().map_err(io_error("read", &path))?;
         // Not by the change time: a hard link made meanwhile moves it, and the bytes are the same.
         if facts(&before)[..5] != facts(&after)[..5] {
@@ -123,8 +136,43 @@ impl BinaryStore {
         lock.lock_shared().map_err(io_error("lock", &self.dir))?;
         match self.find(Hash::of(bytes))? {
             Some(found) => Ok(found),
-            None => self.keep(name, &mut &bytes[..]),
+            None => self.keep(name, &mut &bytes[..], None),
         }
+    }
+
+    /// A private copy of a program from elsewhere, which has to be the one with this address.
+    ///
+    /// # Errors
+    /// [`PinError::Other`], [`PinError::BadName`], [`PinError::Io`].
+    pub fn adopt(&self, hash: Hash, name: &str, file: &Path) -> Result<PinnedBinary, PinError> {
+        check_name(name)?;
+        let lock = self.lock_file()?;
+        lock.lock_shared().map_err(io_error("lock", &self.dir))?;
+        if let Some(found) = self.find(hash)? {
+            return Ok(found);
+        }
+        let mut source = File::open(file).map_err(io_error("open", file))?;
+        self.keep(name, &mut source, Some(hash))
+    }
+
+    /// Puts a guest's layer in its place that was made elsewhere: at `unpacked`, where nobody else changes it, and where it
+    /// is gone afterwards, but for an error. It has to be exactly what [`BinaryStore::guest_layer`] makes, since all
+    /// sessions with this guest will have it. One that is here already stays as it is.
+    ///
+    /// # Errors
+    /// [`PinError::NoLayer`], [`PinError::Tree`], [`PinError::Io`].
+    pub fn adopt_layer(&self, guest: Hash, unpacked: &Path) -> Result<PathBuf, PinError> {
+        check_layer(unpacked, guest)?;
+        let layer = self.layer_path(guest);
+        let lock = self.lock_file()?;
+        lock.lock_shared().map_err(io_error("lock", &self.dir))?;
+        let building = self.temporary_dir()?;
+        let root = building.path().join("layer");
+        tree::relocate(unpacked, &root)?;
+        let synced = File::open(&root).and_then(|root| Ok(rustix::fs::syncfs(&root)?));
+        synced.map_err(io_error("sync", &root))?;
+        self.publish(&root, &layer)?;
+        Ok(layer)
     }
 
     /// The program with this address.
@@ -215,11 +263,14 @@ impl BinaryStore {
     }
 
     /// Copies the bytes and publishes the copy under its address. Never a link: that would change with the original.
-    fn keep(&self, name: &str, source: &mut dyn Read) -> Result<PinnedBinary, PinError> {
+    fn keep(&self, name: &str, source: &mut dyn Read, expected: Option<Hash>) -> Result<PinnedBinary, PinError> {
         let building = self.temporary_dir()?;
         let dir = building.path().join("program");
         let path = dir.join(name);
         let hash = copy_hashed(source, &dir, &path).map_err(io_error("write", &path))?;
+        if let Some(expected) = expected.filter(|expected| *expected != hash) {
+            return Err(PinError::Other { expected, found: hash });
+        }
         let target = self.part(&hash.to_string());
         self.publish(&dir, &target)?;
         self.find(hash)?.ok_or(PinError::NotFound(hash))
@@ -294,8 +345,43 @@ fn copy_hashed(source: &mut dyn Read, dir: &Path, path: &Path) -> io::Result<Has
     Ok(hasher.finalize().into())
 }
 
+/// Refuses what [`write_layer`] can't have made.
+fn check_layer(root: &Path, guest: Hash) -> Result<(), PinError> {
+    let wrong = |path: &Path, what: &str| {
+        let path = path.strip_prefix(root).unwrap_or(path).display().to_string();
+        PinError::NoLayer { guest, what: format!("'{path}' {what}") }
+    };
+    if let Some(path) = tree::first_trusted(root)? {
+        return Err(wrong(&path, "has attributes of an overlay"));
+    }
+    let mut has_guest = false;
+    for entry in tree::walk(root) {
+        let (path, meta) = entry?;
+        let below = path.strip_prefix(root).unwrap_or(&path);
+        let is_right = if meta.is_dir() {
+            LAYER_DIRS.iter().any(|dir| below == Path::new(dir))
+        } else if meta.is_symlink() {
+            let leads = fs::read_link(&path).is_ok_and(|target| target == Path::new(GUEST_PATH));
+            leads && GUEST_NAMES.iter().any(|name| below == Path::new(name))
+        } else {
+            has_guest = meta.is_file() && below == Path::new(&GUEST_PATH[1..]);
+            has_guest
+        };
+        let is_plain = meta.is_symlink() || meta.mode() & 0o7777 == 0o755;
+        let is_own = meta.uid() == rustix::process::geteuid().as_raw();
+        if !is_right || !is_plain || !is_own || !tree::xattrs(&path).map_err(io_error("read", &path))?.is_empty() {
+            return Err(wrong(&path, "is nothing that such a layer has"));
+        }
+    }
+    let path = root.join(&GUEST_PATH[1..]);
+    if !has_guest || tree::hash_file(&path).map_err(io_error("read", &path))? != guest {
+        return Err(wrong(&path, "is another program"));
+    }
+    Ok(())
+}
+
 fn write_layer(root: &Path, guest: &[u8]) -> io::Result<()> {
-    for dir in ["", "usr", "usr/bin", "usr/lib", "usr/lib/dormouse"] {
+    for dir in LAYER_DIRS {
         let path = root.join(dir);
         fs::create_dir(&path)?;
         // Whatever the umask: these are the modes of `/usr/bin` inside.

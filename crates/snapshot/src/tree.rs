@@ -137,6 +137,34 @@ pub(crate) fn xattrs(path: &Path) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     Ok(found)
 }
 
+/// The first entry with an attribute that only the kernel's own file systems and root use: no template has one.
+pub(crate) fn first_trusted(root: &Path) -> Result<Option<PathBuf>, TreeError> {
+    let mut names = vec![0u8; 64 << 10];
+    for entry in walk(root) {
+        let (path, _) = entry?;
+        let length = match rustix::fs::llistxattr(&path, names.as_mut_slice()) {
+            Ok(length) => length,
+            Err(rustix::io::Errno::OPNOTSUPP) => 0,
+            Err(e) => return Err(at(&path)(e.into())),
+        };
+        if names[..length].split(|b| *b == 0).any(|name| name.starts_with(b"trusted.")) {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
+}
+
+/// Moves the tree at `from` to `to` (which must not exist), by a copy where they lie on different file systems.
+pub(crate) fn relocate(from: &Path, to: &Path) -> Result<(), TreeError> {
+    match fs::rename(from, to) {
+        Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+            copy(from, to)?;
+            fs::remove_dir_all(from).map_err(at(from))
+        }
+        other => other.map_err(at(from)),
+    }
+}
+
 /// Copies the tree at `from` to `to` (which must not exist), with owners, modes, times, links and attributes.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), TreeError> {
     let mut links: HashMap<(u64, u64), PathBuf> = HashMap::new();

@@ -16,6 +16,7 @@ mod migrate;
 mod open;
 mod rows;
 mod sessions;
+mod snapshots;
 mod work;
 mod writer;
 

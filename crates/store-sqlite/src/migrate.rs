@@ -16,8 +16,11 @@ use std::{
 pub(crate) struct Migration(pub &'static str);
 
 /// Step N leads to version N, counted from 1.
-pub(crate) const MIGRATIONS: &[Migration] =
-    &[Migration(include_str!("../migrations/0001_first.sql")), Migration(include_str!("../migrations/0002_token_limits.sql"))];
+pub(crate) const MIGRATIONS: &[Migration] = &[
+    Migration(include_str!("../migrations/0001_first.sql")),
+    Migration(include_str!("../migrations/0002_token_limits.sql")),
+    Migration(include_str!("../migrations/0003_snapshots.sql")),
+];
 
 /// The schema that this version writes.
 pub const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;

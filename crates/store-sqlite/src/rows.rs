@@ -4,7 +4,9 @@ use crate::error::from_sqlx;
 use model::{Actor, EventSeq, EventType, Generation, Timestamp};
 use sqlx::{Decode, Row, Sqlite, Type, sqlite::SqliteRow};
 use std::{borrow::Cow, fmt, str::FromStr};
-use store::{AuditRow, EventRow, ExecRow, GlobalSeq, OperationRow, Revision, SessionRow, StoreError, TerminalRow, TokenRow};
+use store::{
+    AuditRow, EventRow, ExecRow, GlobalSeq, OperationRow, Revision, SessionRow, SnapshotRow, StoreError, TerminalRow, TokenRow,
+};
 
 type Result<T> = std::result::Result<T, StoreError>;
 
@@ -43,6 +45,11 @@ pub(crate) fn int(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
+/// A row as it is stored.
+pub(crate) fn json(text: serde_json::Result<String>) -> Result<String> {
+    text.map_err(|e| StoreError::Database(format!("can't be written as JSON: {e}")))
+}
+
 /// From the columns `id, revision, next_event_seq, doc`.
 pub(crate) fn session(row: &SqliteRow) -> Result<SessionRow> {
     let id: &str = get(row, "id")?;
@@ -53,6 +60,17 @@ pub(crate) fn session(row: &SqliteRow) -> Result<SessionRow> {
     session.revision = Revision(count(row, "revision")?);
     session.next_event_seq = EventSeq(count(row, "next_event_seq")?);
     Ok(session)
+}
+
+/// From the columns `id, revision, doc`.
+pub(crate) fn snapshot(row: &SqliteRow) -> Result<SnapshotRow> {
+    let id: &str = get(row, "id")?;
+    let mut snapshot: SnapshotRow = serde_json::from_str(get(row, "doc")?).map_err(|e| damaged(format!("snapshot {id}"), e))?;
+    if snapshot.id.to_string() != id {
+        return Err(damaged(format!("snapshot {id}"), "it says that it is another one"));
+    }
+    snapshot.revision = Revision(count(row, "revision")?);
+    Ok(snapshot)
 }
 
 pub(crate) fn event(row: &SqliteRow) -> Result<EventRow> {

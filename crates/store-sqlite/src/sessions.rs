@@ -3,11 +3,11 @@
 use crate::{
     BoxFuture, SqliteStore,
     error::{from_sqlx, is_unique_violation},
-    rows, work,
+    rows, snapshots, work,
 };
 use model::{EventSeq, SessionId, State, Timestamp};
 use sqlx::{QueryBuilder, Row, Sqlite, sqlite::SqliteConnection};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt, str::FromStr};
 use store::{
     Committed, Cursor, CursorKind, EventRow, Fut, GlobalSeq, MAX_PAGE, NewEvent, Page, RequestMark, Revision, SessionChange,
     SessionFilter, SessionRow, SessionScan, Sessions, StoreError, UnreadableSession,
@@ -47,23 +47,10 @@ impl Sessions for SqliteStore {
 
     fn find_ids(&self, part: String) -> Fut<'_, Vec<SessionId>> {
         Box::pin(async move {
-            let part = part.to_ascii_lowercase();
-            // Also keeps the wildcards of GLOB out.
-            if part.is_empty() || !part.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-') {
-                return Ok(Vec::new());
-            }
-            // The beginning is a range of the primary key; 'g' sorts right after every hexadecimal digit and '-'.
             let begins =
                 "SELECT id FROM sessions WHERE id >= ?1 AND id < ?1 || 'g' AND (state = 'deleted') = ?2 ORDER BY id LIMIT 10";
             let ends = "SELECT id FROM sessions WHERE id GLOB '*' || ?1 AND (state = 'deleted') = ?2 ORDER BY id LIMIT 10";
-            for (sql, deleted) in [(begins, false), (ends, false), (begins, true), (ends, true)] {
-                let query = sqlx::query(sql).bind(&part).bind(deleted);
-                let found = query.fetch_all(self.readers()).await.map_err(|e| from_sqlx(&e))?;
-                if !found.is_empty() {
-                    return found.iter().map(|row| rows::parsed(row, "id")).collect();
-                }
-            }
-            Ok(Vec::new())
+            self.ids_by_ends(part, begins, ends).await
         })
     }
 
@@ -134,6 +121,35 @@ impl Sessions for SqliteStore {
     }
 }
 
+impl SqliteStore {
+    /// Ids by their beginnings, else by their ends, those of things that are there before those of deleted ones. Both
+    /// queries take a piece of an id, and whether it is of what is deleted.
+    pub(crate) async fn ids_by_ends<I>(
+        &self,
+        part: String,
+        begins: &'static str,
+        ends: &'static str,
+    ) -> Result<Vec<I>, StoreError>
+    where
+        I: FromStr<Err: fmt::Display>,
+    {
+        let part = part.to_ascii_lowercase();
+        // Also keeps the wildcards of GLOB out.
+        if part.is_empty() || !part.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-') {
+            return Ok(Vec::new());
+        }
+        // The beginning is a range of the primary key; 'g' sorts right after every hexadecimal digit and '-'.
+        for (sql, deleted) in [(begins, false), (ends, false), (begins, true), (ends, true)] {
+            let query = sqlx::query(sql).bind(&part).bind(deleted);
+            let found = query.fetch_all(self.readers()).await.map_err(|e| from_sqlx(&e))?;
+            if !found.is_empty() {
+                return found.iter().map(|row| rows::parsed(row, "id")).collect();
+            }
+        }
+        Ok(Vec::new())
+    }
+}
+
 /// The list's query. Where metadata is asked for, the first pair leads: its index has the sessions in order.
 fn list_query(filter: &SessionFilter, before: Option<SessionId>, limit: usize) -> Result<QueryBuilder<Sqlite>, StoreError> {
     let mut pairs = filter.metadata.iter();
@@ -175,8 +191,11 @@ fn list_query(filter: &SessionFilter, before: Option<SessionId>, limit: usize) -
     if let Some(owner) = &filter.owner_token {
         q.push(" AND s.owner_token = ").push_bind(owner.clone());
     }
+    if let Some(parent) = filter.parent {
+        q.push(" AND s.parent_session = ").push_bind(parent.to_string());
+    }
     if let Some(ids) = &filter.ids {
-        let ids = json(serde_json::to_string(ids))?;
+        let ids = rows::json(serde_json::to_string(ids))?;
         q.push(" AND s.id IN (SELECT value FROM json_each(").push_bind(ids).push("))");
     }
     q.push(" ORDER BY ").push(order).push(" DESC LIMIT ").push_bind(limit as i64);
@@ -184,7 +203,7 @@ fn list_query(filter: &SessionFilter, before: Option<SessionId>, limit: usize) -
 }
 
 async fn commit(conn: &mut SqliteConnection, change: SessionChange) -> Result<Committed, StoreError> {
-    let SessionChange { session, events, operations, execs, terminals, request } = change;
+    let SessionChange { session, events, operations, execs, terminals, snapshots, request } = change;
     let id = session.id.to_string();
     let sql = "SELECT revision, next_event_seq, json_extract(doc, '$.metadata') AS metadata FROM sessions WHERE id = ?";
     let stored = sqlx::query(sql).bind(&id).fetch_optional(&mut *conn).await.map_err(|e| from_sqlx(&e))?;
@@ -200,7 +219,7 @@ async fn commit(conn: &mut SqliteConnection, change: SessionChange) -> Result<Co
     }
     let (revision, next_seq) = (found + 1, first_seq + events.len() as u64);
     write_session(conn, &id, &session, revision, next_seq).await?;
-    let metadata = json(serde_json::to_string(&session.metadata))?;
+    let metadata = rows::json(serde_json::to_string(&session.metadata))?;
     if old_metadata.as_deref().unwrap_or("{}") != metadata {
         write_metadata(conn, &id, &session.metadata).await?;
     }
@@ -217,14 +236,11 @@ async fn commit(conn: &mut SqliteConnection, change: SessionChange) -> Result<Co
     for terminal in terminals {
         work::write_terminal(conn, &id, terminal).await?;
     }
+    snapshots::write_snapshots(conn, snapshots).await?;
     if let Some(mark) = request {
         mark_request(conn, mark).await?;
     }
     Ok(Committed { revision: Revision(revision), next_event_seq: EventSeq(next_seq), events: written })
-}
-
-fn json(text: serde_json::Result<String>) -> Result<String, StoreError> {
-    text.map_err(|e| StoreError::Database(format!("can't be written as JSON: {e}")))
 }
 
 async fn write_session(
@@ -234,11 +250,12 @@ async fn write_session(
     revision: u64,
     next_seq: u64,
 ) -> Result<(), StoreError> {
-    let sql = "INSERT INTO sessions (id, revision, next_event_seq, key, key_freed, state, runtime, deleted_at, owner_token, doc) \
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET revision = excluded.revision, \
-               next_event_seq = excluded.next_event_seq, key = excluded.key, key_freed = excluded.key_freed, \
-               state = excluded.state, runtime = excluded.runtime, deleted_at = excluded.deleted_at, \
-               owner_token = excluded.owner_token, doc = excluded.doc";
+    let sql = "INSERT INTO sessions (id, revision, next_event_seq, key, key_freed, state, runtime, deleted_at, owner_token, \
+               parent_session, doc) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET \
+               revision = excluded.revision, next_event_seq = excluded.next_event_seq, key = excluded.key, \
+               key_freed = excluded.key_freed, state = excluded.state, runtime = excluded.runtime, \
+               deleted_at = excluded.deleted_at, owner_token = excluded.owner_token, \
+               parent_session = excluded.parent_session, doc = excluded.doc";
     // A tombstone without its time would never be forgotten.
     let deleted_at = session.deleted_at.or((session.state == State::Deleted).then_some(session.updated_at));
     let key = session.key.as_ref().map(|key| key.as_str());
@@ -252,7 +269,8 @@ async fn write_session(
         .bind(session.runtime.as_str())
         .bind(deleted_at.map(|at| at.0))
         .bind(&session.owner_token)
-        .bind(json(serde_json::to_string(session))?)
+        .bind(session.parent_session.map(|id| id.to_string()))
+        .bind(rows::json(serde_json::to_string(session))?)
         .execute(&mut *conn)
         .await;
     match written {

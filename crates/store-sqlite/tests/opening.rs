@@ -1,10 +1,10 @@
 //! What becomes of files that are older, newer, damaged or somebody else's.
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
-use model::{EventSeq, ExecId, SessionId, State, TokenLimits};
+use model::{EventSeq, ExecId, SessionId, SnapshotId, SnapshotState, State, TokenLimits};
 use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt, path::Path};
-use store::{Audit, Events, Execs, Meta, Operations, SessionFilter, Sessions, Terminals, Tokens};
+use store::{Audit, Events, Execs, Meta, Operations, SessionFilter, Sessions, SnapshotFilter, Snapshots, Terminals, Tokens};
 use store_sqlite::{OpenError, SCHEMA_VERSION, SqliteStore};
 
 async fn raw(path: &Path) -> SqliteConnection {
@@ -68,6 +68,54 @@ async fn sessions_of_version_1_have_their_owner() {
     assert_eq!(found.iter().map(|row| row.owner_token.as_deref()).collect::<Vec<_>>(), [Some("b1")]);
     assert_eq!(store.list_sessions(of("b2"), 10, None).await.unwrap().items, []);
     assert!(dir.path().join("store.db.before-v2").exists());
+}
+
+/// The file as version 3 wrote it, frozen: snapshots, and sessions that know what they were made from.
+#[tokio::test]
+async fn a_store_of_version_3_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    run(&dir.path().join("store.db"), include_str!("fixtures/version_3.sql")).await;
+    let store = SqliteStore::open(dir.path()).await.unwrap();
+    let id: SessionId = "01890000-0000-7000-8000-000000000001".parse().unwrap();
+    let [gone, kept]: [SnapshotId; 2] =
+        ["c0", "c1"].map(|end| format!("01890000-0000-7000-8000-0000000000{end}").parse().unwrap());
+    let row = store.snapshot(kept).await.unwrap().unwrap();
+    assert_eq!((row.revision.0, row.state, row.memory, row.size_bytes), (2, SnapshotState::Ready, true, 4096));
+    assert_eq!((row.session_id, row.parent_id, row.labels["step"].as_str()), (id, Some(gone), "3"));
+    let was: store::SessionRow = serde_json::from_value(row.template_row.clone()).unwrap();
+    assert_eq!((was.id, was.latest_snapshot), (id, Some(gone)));
+    assert_eq!(store.snapshot_by_name("before-upgrade".into()).await.unwrap(), Some(row.clone()));
+    assert_eq!(store.snapshots_due(row.keep_until.unwrap()).await.unwrap(), std::slice::from_ref(&row));
+    assert_eq!(store.snapshots_of(id).await.unwrap(), std::slice::from_ref(&row));
+    let all = SnapshotFilter { include_deleted: true, ..SnapshotFilter::default() };
+    let all = store.list_snapshots(all, 10, None).await.unwrap().items;
+    assert_eq!(all.iter().map(|row| row.id).collect::<Vec<_>>(), [kept, gone]);
+    assert_eq!(store.snapshot_by_name("old".into()).await.unwrap(), None);
+    let of = SessionFilter { parent: Some(id), ..Default::default() };
+    let forks = store.list_sessions(of, 10, None).await.unwrap().items;
+    assert_eq!(
+        forks.iter().map(|fork| (fork.parent_snapshot, fork.layers.clone())).collect::<Vec<_>>(),
+        [(Some(kept), row.layers)]
+    );
+}
+
+/// Sessions of version 2 are found by the session that they were made from.
+#[tokio::test]
+async fn sessions_of_version_2_have_their_parent() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store.db");
+    run(&path, include_str!("fixtures/version_1.sql")).await;
+    run(&path, include_str!("../migrations/0002_token_limits.sql")).await;
+    run(&path, "UPDATE sessions SET doc = json_set(doc, '$.parent_session', '01890000-0000-7000-8000-000000000009')").await;
+    run(&path, "PRAGMA user_version = 2").await;
+    let store = SqliteStore::open(dir.path()).await.unwrap();
+    for (end, count) in [("9", 1), ("8", 0)] {
+        let parent = Some(format!("01890000-0000-7000-8000-00000000000{end}").parse().unwrap());
+        let found = store.list_sessions(SessionFilter { parent, ..Default::default() }, 10, None).await.unwrap().items;
+        assert_eq!(found.len(), count);
+        assert!(found.iter().all(|row| row.layers.is_empty() && row.latest_snapshot.is_none()));
+    }
+    assert!(dir.path().join("store.db.before-v3").exists() && !dir.path().join("store.db.before-v2").exists());
 }
 
 #[tokio::test]
@@ -137,6 +185,31 @@ async fn damaged_and_foreign_files_are_refused_untouched() {
         let error = refused(dir.path()).await;
         assert!(matches!(error, OpenError::NotOurs { .. }), "{error:?}");
     }
+}
+
+/// A snapshot that can't be read is told, and the others go on; nobody takes what it needs for unneeded.
+#[tokio::test]
+async fn a_damaged_snapshot_is_told_wherever_it_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store.db");
+    run(&path, include_str!("fixtures/version_3.sql")).await;
+    run(
+        &path,
+        "INSERT INTO snapshots (id, revision, session_id, state, keep_until, doc) VALUES \
+         ('01890000-0000-7000-8000-00000000dead', 1, '01890000-0000-7000-8000-000000000001', 'ready', 1, '{}')",
+    )
+    .await;
+    let store = SqliteStore::open(dir.path()).await.unwrap();
+    let scan = store.scan_snapshots(100, None).await.unwrap();
+    assert_eq!((scan.snapshots.len(), scan.unreadable.len()), (1, 1));
+    let dead = &scan.unreadable[0];
+    assert_eq!(dead.id, "01890000-0000-7000-8000-00000000dead");
+    assert_eq!(store.list_snapshots(SnapshotFilter::default(), 10, None).await.unwrap().items.len(), 1);
+    assert_eq!(store.snapshots_due(model::Timestamp(i64::MAX)).await.unwrap().len(), 1);
+    let session = "01890000-0000-7000-8000-000000000001".parse().unwrap();
+    assert!(store.snapshots_of(session).await.unwrap_err().to_string().contains("is damaged"));
+    let error = store.snapshot(dead.id.parse().unwrap()).await.unwrap_err();
+    assert!(error.to_string().contains("snapshot 01890000-0000-7000-8000-00000000dead is damaged"), "{error}");
 }
 
 /// One unreadable row is told, and the others go on.

@@ -1,7 +1,7 @@
 //! Why a store refused or failed, and what a caller may do about it.
 
 use crate::Revision;
-use model::{ExecId, OperationId, SessionId};
+use model::{ExecId, OperationId, SessionId, SnapshotId};
 
 /// Why something was not read or not written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -17,6 +17,13 @@ pub enum StoreError {
     ExecKeyTaken { holder: ExecId },
     #[error("operation {0} belongs to another session")]
     ForeignOperation(OperationId),
+    #[error("there is no snapshot {0}")]
+    NoSnapshot(SnapshotId),
+    /// Somebody else changed the snapshot since it was read: read it again and decide anew.
+    #[error("snapshot {snapshot} was changed meanwhile: revision {found}, not {expected}")]
+    SnapshotConflict { snapshot: SnapshotId, expected: Revision, found: Revision },
+    #[error("the name belongs to snapshot {holder}")]
+    SnapshotNameTaken { holder: SnapshotId },
     #[error("this is not a cursor that a list has given out")]
     BadCursor,
     /// Nothing was written. The same call can succeed once there is room.
@@ -48,6 +55,9 @@ impl StoreError {
             | StoreError::KeyTaken { .. }
             | StoreError::ExecKeyTaken { .. }
             | StoreError::ForeignOperation(_)
+            | StoreError::NoSnapshot(_)
+            | StoreError::SnapshotConflict { .. }
+            | StoreError::SnapshotNameTaken { .. }
             | StoreError::BadCursor
             | StoreError::Corrupt { .. }
             | StoreError::OutcomeUnknown(_)
@@ -68,6 +78,9 @@ impl StoreError {
             | StoreError::KeyTaken { .. }
             | StoreError::ExecKeyTaken { .. }
             | StoreError::ForeignOperation(_)
+            | StoreError::NoSnapshot(_)
+            | StoreError::SnapshotConflict { .. }
+            | StoreError::SnapshotNameTaken { .. }
             | StoreError::BadCursor
             | StoreError::Corrupt { .. }
             | StoreError::Database(_) => true,

@@ -9,7 +9,7 @@
 //! - A change is written as a whole or not at all, and only onto the revision that its author read.
 //! - The events of a session are numbered from 1 without holes; all events have one order besides,
 //!   in which nothing ever appears before something that a reader has already seen.
-//! - A key leads to one session at most.
+//! - A key leads to one session at most, a snapshot's name to one snapshot.
 //! - A row that can't be read any more stops its own session and nothing else.
 //! - Dropping a future of a change leaves open whether the change is made; it is never half made.
 
@@ -24,6 +24,7 @@ mod lock;
 mod millis;
 mod page;
 mod session;
+mod snapshot;
 mod work;
 
 pub use access::{Audit, AuditRow, Meta, TokenRow, Tokens};
@@ -36,6 +37,7 @@ pub use session::{
     Committed, RequestMark, Revision, SessionChange, SessionFilter, SessionRow, SessionScan, Sessions, UnreadableSession,
     WakeRecord,
 };
+pub use snapshot::{SnapshotFilter, SnapshotRow, SnapshotScan, Snapshots, UnreadableSnapshot};
 pub use work::{ExecRow, Execs, OperationRow, Operations, TerminalRow, Terminals};
 
 use std::{future::Future, pin::Pin};
@@ -45,11 +47,23 @@ pub type Fut<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send 
 
 /// Everything that a server keeps. Holders use it as `Arc<dyn Store>`.
 pub trait Store:
-    Sessions + Operations + Execs + Terminals + Events + Tokens + Idempotency + Audit + Meta + Send + Sync + 'static
+    Sessions + Operations + Execs + Terminals + Snapshots + Events + Tokens + Idempotency + Audit + Meta + Send + Sync + 'static
 {
 }
 
 impl<T> Store for T where
-    T: Sessions + Operations + Execs + Terminals + Events + Tokens + Idempotency + Audit + Meta + Send + Sync + 'static
+    T: Sessions
+        + Operations
+        + Execs
+        + Terminals
+        + Snapshots
+        + Events
+        + Tokens
+        + Idempotency
+        + Audit
+        + Meta
+        + Send
+        + Sync
+        + 'static
 {
 }

@@ -24,6 +24,7 @@ pub enum CursorKind {
     Sessions,
     Execs,
     Terminals,
+    Snapshots,
     Events,
     Audit,
 }
@@ -34,6 +35,7 @@ impl CursorKind {
             CursorKind::Sessions => 's',
             CursorKind::Execs => 'x',
             CursorKind::Terminals => 't',
+            CursorKind::Snapshots => 'n',
             CursorKind::Events => 'e',
             CursorKind::Audit => 'a',
         }

@@ -1,9 +1,9 @@
 //! Sessions as they are kept, and the one way to change them.
 
-use crate::{Cursor, EventRow, ExecRow, Fut, NewEvent, OperationRow, Page, RequestId, TerminalRow};
+use crate::{Cursor, EventRow, ExecRow, Fut, NewEvent, OperationRow, Page, RequestId, SnapshotRow, TerminalRow};
 use model::{
-    EventSeq, Generation, IdlePolicy, Key, Memory, Offset, OnTimeout, Resources, Runtime, ServiceSpec, SessionId, SnapshotId,
-    State, Timestamp,
+    EventSeq, Generation, IdlePolicy, Key, LayerId, Memory, Offset, OnTimeout, Resources, Runtime, ServiceSpec, SessionId,
+    SnapshotId, State, Timestamp,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -132,6 +132,15 @@ pub struct SessionRow {
     /// The latest wake.
     #[serde(default)]
     pub last_wake: Option<WakeRecord>,
+    /// Layers of its disk below its own upper directory, top first; below them lie the guest's layer and the template.
+    #[serde(default)]
+    pub layers: Vec<LayerId>,
+    /// Counts the upper directories that it has had: a rollback begins a fresh one.
+    #[serde(default)]
+    pub disk_epoch: u64,
+    /// Where it stands among snapshots: the latest that was taken of it, or the one it was made from or set back to.
+    #[serde(default)]
+    pub latest_snapshot: Option<SnapshotId>,
 }
 
 /// What a wake did.
@@ -205,6 +214,9 @@ impl SessionRow {
             ended_at: None,
             deleted_at: None,
             last_wake: None,
+            layers: Vec::new(),
+            disk_epoch: 0,
+            latest_snapshot: None,
         }
     }
 
@@ -233,6 +245,8 @@ pub struct SessionChange {
     pub operations: Vec<OperationRow>,
     pub execs: Vec<ExecRow>,
     pub terminals: Vec<TerminalRow>,
+    /// As [`crate::Snapshots::commit_snapshots`] writes them.
+    pub snapshots: Vec<SnapshotRow>,
     pub request: Option<RequestMark>,
 }
 
@@ -245,6 +259,7 @@ impl SessionChange {
             operations: Vec::new(),
             execs: Vec::new(),
             terminals: Vec::new(),
+            snapshots: Vec::new(),
             request: None,
         }
     }
@@ -272,6 +287,8 @@ pub struct SessionFilter {
     pub ids: Option<Vec<SessionId>>,
     /// Only those that this token made.
     pub owner_token: Option<String>,
+    /// Only those that were made from this session or its snapshots.
+    pub parent: Option<SessionId>,
     /// Deleted ones, too; asking for the state `deleted` shows them in any case.
     pub include_deleted: bool,
 }
@@ -301,7 +318,8 @@ pub trait Sessions {
     /// # Errors
     /// [`Conflict`](crate::StoreError::Conflict) where a session isn't at the revision of its row,
     /// [`NoSession`](crate::StoreError::NoSession) where it isn't there,
-    /// [`KeyTaken`](crate::StoreError::KeyTaken) and [`ExecKeyTaken`](crate::StoreError::ExecKeyTaken).
+    /// [`KeyTaken`](crate::StoreError::KeyTaken) and [`ExecKeyTaken`](crate::StoreError::ExecKeyTaken); and those of
+    /// [`crate::Snapshots::commit_snapshots`].
     fn commit_all(&self, changes: Vec<SessionChange>) -> Fut<'_, Vec<Committed>>;
 
     /// Writes one change; see [`Sessions::commit_all`].

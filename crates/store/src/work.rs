@@ -23,6 +23,23 @@ pub struct OperationRow {
     pub error: Option<Value>,
 }
 
+impl OperationRow {
+    /// One that begins now, under an id of its own.
+    #[must_use]
+    pub fn begun(session: SessionId, kind: OperationKind, now: Timestamp, intent: Value) -> OperationRow {
+        OperationRow {
+            id: OperationId::new(),
+            session_id: session,
+            kind,
+            state: OperationState::Running,
+            started_at: now,
+            ended_at: None,
+            intent,
+            error: None,
+        }
+    }
+}
+
 /// Reading operations.
 pub trait Operations {
     /// One operation.

@@ -50,6 +50,9 @@ async fn talk(core: Arc<Core>, mut connection: Connection) {
             }
         };
         let _using = core.using(&request);
+        if asks_guest(&request) {
+            core.moves_again().await;
+        }
         let outcome = match request {
             Request::Attach(attach) => return attach_viewer(core, connection, attach).await,
             Request::Watch { journal } => watch(&core, &mut connection, &journal).await,
@@ -68,6 +71,29 @@ async fn talk(core: Arc<Core>, mut connection: Connection) {
             return;
         }
     }
+}
+
+/// Requests that the guest has to be awake for. One that comes while it stands still for a snapshot is in no hurry.
+fn asks_guest(request: &Request) -> bool {
+    use Request as R;
+    matches!(
+        request,
+        R::Probe
+            | R::StartExec { .. }
+            | R::SignalExec { .. }
+            | R::ExecStdin { .. }
+            | R::OpenTerminal { .. }
+            | R::CloseTerminal { .. }
+            | R::File { .. }
+            | R::Services
+            | R::SetServices { .. }
+            | R::Service { .. }
+            | R::Stats
+            | R::Processes
+            | R::Unsaveable
+            | R::Activity { .. }
+            | R::Moment { .. }
+    )
 }
 
 fn only_waits(request: &Request) -> bool {
@@ -141,6 +167,7 @@ async fn answer(core: &Arc<Core>, request: Request) -> Result<Answer, WireError>
         Request::Pause => done(core.pause().await)?,
         Request::Unpause => done(core.unpause().await)?,
         Request::Capture { image } => Answer::Captured(core.capture(&image).await?),
+        Request::Snapshot { snapshot } => Answer::Snapshotted(Box::new(core.snapshot(snapshot).await?)),
         Request::CommitHibernate { confirm } => done(core.commit_hibernate(confirm).await)?,
         Request::AbortHibernate => done(core.abort_hibernate().await)?,
         Request::Thaw { generation, gap_ms } => done(core.thaw(generation, gap_ms).await)?,

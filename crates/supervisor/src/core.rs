@@ -44,6 +44,8 @@ pub struct Core {
     pub now: watch::Sender<Now>,
     /// Cancelled when the process should end.
     pub quit: CancellationToken,
+    /// True while it stands still for a snapshot, after which it goes on as it was.
+    pub still: watch::Sender<bool>,
     /// One lifecycle step at a time.
     pub step: tokio::sync::Mutex<()>,
     /// What has happened in the session, and its awake time.
@@ -137,6 +139,7 @@ impl Core {
             link: Link::new(),
             now: watch::channel(Now { phase: Phase::Starting, failure: None }).0,
             quit: CancellationToken::new(),
+            still: watch::channel(false).0,
             step: tokio::sync::Mutex::new(()),
             quiet: Mutex::new(Quiet::new(tokio::time::Instant::now())),
             interrupt_confirm: Mutex::new(CancellationToken::new()),

@@ -64,6 +64,12 @@ impl Journals {
         self.open.get(name).map(|open| open.writer.tail())
     }
 
+    /// The tails of all that something is still written to.
+    pub fn tails(&self) -> Vec<(JournalName, Offset)> {
+        let growing = self.open.iter().filter(|(_, open)| !open.tail.borrow().ended);
+        growing.map(|(name, open)| (name.clone(), open.writer.tail())).collect()
+    }
+
     /// Appends; returns how many bytes are in. Fewer than all: there is no room, try the rest later.
     ///
     /// # Errors

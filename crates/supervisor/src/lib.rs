@@ -30,6 +30,7 @@ mod memory;
 mod notes;
 mod recapture;
 mod saved;
+mod snapshot;
 mod start;
 mod terminals;
 mod viewer;

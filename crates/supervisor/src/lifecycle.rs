@@ -32,6 +32,21 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 /// How long the guest may take to fall silent.
 const QUIESCE_LIMIT: Duration = Duration::from_secs(15);
 
+/// A refusal by the disk while an image is written, as it is told.
+pub fn image_error(error: std::io::Error) -> WireError {
+    WireError::new(Code::of_io(&error), format!("write the image: {error}"))
+}
+
+/// Makes an empty directory for an image; what an attempt that was cut short has left there goes.
+pub async fn prepare_image(image: &Path) -> Result<(), WireError> {
+    let dir = image.to_owned();
+    let made = blocking(move || {
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir)
+    });
+    made.await?.map_err(image_error)
+}
+
 /// A runtime's failure, as it is told.
 pub fn runtime_error(error: RuntimeError) -> WireError {
     let text = error.to_string();
@@ -40,8 +55,15 @@ pub fn runtime_error(error: RuntimeError) -> WireError {
     WireError::new(code, text)
 }
 
-fn wrong_phase(what: &str, phase: Phase) -> WireError {
+/// A step that doesn't fit to how the sandbox stands.
+pub fn wrong_phase(what: &str, phase: Phase) -> WireError {
     WireError::new(Code::Busy, format!("can't {what}: the sandbox is {phase:?}").to_lowercase())
+}
+
+/// The same for a step that only a sandbox can take that lives: where it has ended, trying again is no use.
+pub fn not_now(what: &str, phase: Phase) -> WireError {
+    let code = if phase == Phase::Ended { Code::SandboxGone } else { Code::Busy };
+    WireError { code, ..wrong_phase(what, phase) }
 }
 
 impl Core {
@@ -54,7 +76,7 @@ impl Core {
         match self.phase() {
             Phase::Paused => return Ok(()),
             Phase::Running => {}
-            phase => return Err(wrong_phase("pause", phase)),
+            phase => return Err(not_now("pause", phase)),
         }
         self.sandbox.freeze().await.map_err(runtime_error)?;
         self.set_phase(Phase::Paused);
@@ -70,7 +92,7 @@ impl Core {
         match self.phase() {
             Phase::Running => return Ok(()),
             Phase::Paused => {}
-            phase => return Err(wrong_phase("unpause", phase)),
+            phase => return Err(not_now("unpause", phase)),
         }
         self.sandbox.thaw().await.map_err(runtime_error)?;
         self.set_phase(Phase::Running);
@@ -124,7 +146,7 @@ impl Core {
                 self.sandbox.thaw().await.map_err(runtime_error)?;
                 self.set_phase(Phase::Running);
             }
-            phase => return Err(wrong_phase("hibernate", phase)),
+            phase => return Err(not_now("hibernate", phase)),
         }
         self.drain().await;
         if let Err(error) = self.link.quiesce(QUIESCE_LIMIT).await {
@@ -157,7 +179,7 @@ impl Core {
     }
 
     /// Lets what is under way come to its end.
-    async fn drain(&self) {
+    pub async fn drain(&self) {
         let quiet = async {
             while self.link.requests_under_way() > 0 || self.link.bytes_under_way() > 0 {
                 tokio::time::sleep(Duration::from_millis(2)).await;
@@ -167,7 +189,7 @@ impl Core {
     }
 
     /// After a capture that failed or was taken back.
-    async fn go_on(&self, paused: bool) {
+    pub async fn go_on(&self, paused: bool) {
         if paused && let Err(error) = self.sandbox.resume().await {
             tracing::error!(%error, "the sandbox can't be resumed");
         }
@@ -186,32 +208,33 @@ impl Core {
         works: Option<Saved>,
         image: &Path,
     ) -> Result<Captured, WireError> {
-        let disk_error = |e: std::io::Error| WireError::new(Code::of_io(&e), format!("write the image: {e}"));
-        let dir = image.to_owned();
-        blocking(move || {
-            // The rest of an attempt that was cut short.
-            let _ = std::fs::remove_dir_all(&dir);
-            std::fs::create_dir_all(&dir)
-        })
-        .await?
-        .map_err(disk_error)?;
+        prepare_image(image).await?;
         let upper = self.layout.upper();
         let (memory, synced) = tokio::join!(sandbox.capture(image), blocking(move || disk::sync(&upper)));
-        faults::file("image.memory").map_err(disk_error)?;
+        faults::file("image.memory").map_err(image_error)?;
         let memory = memory.map_err(runtime_error)?;
         synced?.map_err(|e| WireError::new(Code::Internal, e.to_string()))?;
 
         let saved = works.unwrap_or_else(|| self.save_works());
-        let session = {
+        {
             let mut state = self.state();
             state.journals.sync_all()?;
             state.facts.sync().map_err(|e| WireError::new(Code::Internal, format!("sync the facts: {e}")))?;
-            state.session
-        };
+        }
+        let image_bytes = self.describe_image(generation, saved, image).await?;
+        Ok(Captured { generation, memory_bytes: memory.0, image_bytes })
+    }
+
+    /// Makes a memory that was written a whole image, on the disk: what runs in it, and what it is. Returns its size.
+    pub async fn describe_image(&self, generation: Generation, saved: Saved, image: &Path) -> Result<u64, WireError> {
+        let session = self.state().session;
         let (pins, lower, dir) = (self.spec.pins.clone(), self.spec.lower.clone(), image.to_owned());
         let written = blocking(move || -> Result<u64, WireError> {
-            let image_error = |e: ImageError| WireError::new(Code::Internal, e.to_string());
-            saved.write(&dir).map_err(disk_error)?;
+            let described = |e: ImageError| match e {
+                ImageError::Io { source, .. } => image_error(source),
+                other => WireError::new(Code::Internal, other.to_string()),
+            };
+            saved.write(&dir).map_err(image_error)?;
             let needs = Needs {
                 runsc_hash: &pins.runsc,
                 runsc_version: &pins.runsc_version,
@@ -220,13 +243,12 @@ impl Core {
             };
             let session = session.ok_or_else(|| WireError::new(Code::Invalid, "a sandbox of nobody's can't be hibernated"))?;
             let descriptor =
-                ImageDescriptor::of(&dir, session, generation, crate::facts::now(), needs, lower).map_err(image_error)?;
-            descriptor.write(&dir).map_err(image_error)?;
-            sync_parents(&dir).map_err(disk_error)?;
+                ImageDescriptor::of(&dir, session, generation, crate::facts::now(), needs, lower).map_err(described)?;
+            descriptor.write(&dir).map_err(described)?;
+            sync_parents(&dir).map_err(image_error)?;
             Ok(descriptor.size_bytes())
         });
-        let image_bytes = written.await??;
-        Ok(Captured { generation, memory_bytes: memory.0, image_bytes })
+        written.await?
     }
 
     /// The store knows that the session sleeps. What follows happens in the background.

@@ -5,7 +5,7 @@ use crate::{
     core::{Core, State},
     facts::now,
     notes::Notes,
-    works::shell_status,
+    works::{not_sent, shell_status},
 };
 use model::{Offset, TerminalId, TerminalState};
 use screen::{DEFAULT_SCROLLBACK, Screen};
@@ -192,6 +192,9 @@ impl Core {
     /// # Errors
     /// The guest can't be asked, or refuses for another reason than the program.
     pub async fn open_terminal(&self, start: TerminalStart) -> Result<TerminalRecord, WireError> {
+        if let Ok(terminal) = self.state().terminals.get(start.id) {
+            return Ok(terminal.record.clone());
+        }
         let (input, output) = (self.link.new_stream(), self.link.new_stream());
         let record = TerminalRecord {
             id: start.id,
@@ -226,12 +229,14 @@ impl Core {
             stderr: None,
             timeout_ms: None,
         };
+        faults::point("spawn.before");
         let answer = self.link.send_request(Request::Spawn(spawn));
         self.link.open_sending(input, SendWindow::starting_at(Offset::ZERO));
         let answer = match answer {
             Ok(answer) => answer.await.unwrap_or_else(|_| Err(WireError::new(Code::SandboxGone, "the sandbox has ended"))),
-            Err(error) => Err(error),
+            Err(error) => Err(not_sent(error)),
         };
+        faults::point("spawn.after");
         match answer {
             Ok(Reply::Spawned { pid }) => {
                 let mut state = self.state();

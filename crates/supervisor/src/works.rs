@@ -101,6 +101,14 @@ pub fn shell_status(code: Code) -> Option<(i32, &'static str)> {
     }
 }
 
+/// A spawn that the guest certainly never had: whoever asked may ask again, of whatever sandbox there is then.
+pub fn not_sent(error: WireError) -> WireError {
+    match error.code {
+        Code::SandboxGone => WireError::new(Code::Busy, "the sandbox has just ended; nothing was begun"),
+        _ => error,
+    }
+}
+
 impl Core {
     /// Starts an exec. A program that can't be started is an exec that has ended, as in a shell:
     /// 127 not found, 126 can't be run.
@@ -145,14 +153,16 @@ impl Core {
             stderr: Some(stderr),
             timeout_ms: start.timeout_ms,
         };
+        faults::point("spawn.before");
         let answer = self.link.send_request(Request::Spawn(spawn));
         if let Some(stream) = stdin {
             self.link.open_sending(stream, SendWindow::starting_at(Offset::ZERO));
         }
         let answer = match answer {
             Ok(answer) => answer.await.unwrap_or_else(|_| Err(WireError::new(Code::SandboxGone, "the sandbox has ended"))),
-            Err(error) => Err(error),
+            Err(error) => Err(not_sent(error)),
         };
+        faults::point("spawn.after");
         match answer {
             Ok(Reply::Spawned { pid }) => {
                 let record = {

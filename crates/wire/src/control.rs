@@ -14,7 +14,7 @@ use crate::{
     layout::{JournalName, TakesOver},
     records::{Activity, ExecRecord, ProcessRecord, Program, ServiceRecord, Stats, TerminalRecord, Unsaveable},
 };
-use model::{EndReason, ExecId, Generation, Offset, Resources, ServiceName, ServiceSpec, SessionId, TerminalId};
+use model::{EndReason, ExecId, Generation, LayerId, Offset, Resources, ServiceName, ServiceSpec, SessionId, TerminalId};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -209,6 +209,10 @@ pub enum Request {
     },
     /// The other second half: go on as if nothing had been. Also answers when nothing was captured.
     AbortHibernate,
+    /// Keeps the session as it is at one moment, and lets it go on. Answers [`Answer::Snapshotted`].
+    Snapshot {
+        snapshot: SnapshotStart,
+    },
     /// A wake within the grace period.
     Thaw {
         generation: Generation,
@@ -242,6 +246,23 @@ pub struct ExecStart {
     /// The hook that this is; hooks aren't activity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hook: Option<String>,
+}
+
+/// A snapshot to be taken of a sandbox that lives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotStart {
+    /// Where disk layers are kept.
+    pub layers: PathBuf,
+    /// The layer to be made.
+    pub layer: LayerId,
+    /// The session's latest layer: what has not changed since is shared with it.
+    #[serde(default)]
+    pub previous: Option<LayerId>,
+    /// Where the rest goes, laid out as a session's directory: the image of the present generation, and the journals of
+    /// what runs.
+    pub dir: PathBuf,
+    /// With the memory.
+    pub memory: bool,
 }
 
 /// A new terminal.
@@ -318,6 +339,7 @@ pub enum Answer {
         activity: Activity,
     },
     Captured(Captured),
+    Snapshotted(Box<Snapshotted>),
     /// The request's stream of bytes follows.
     Streaming,
     Error {
@@ -370,4 +392,23 @@ pub struct Captured {
     pub generation: Generation,
     pub memory_bytes: u64,
     pub image_bytes: u64,
+}
+
+/// A snapshot that is on storage.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Snapshotted {
+    pub generation: Generation,
+    /// How long nothing ran.
+    pub paused_ms: u64,
+    /// Zero without memory.
+    pub memory_bytes: u64,
+    pub image_bytes: u64,
+    /// What the layer takes, and how much of that no other layer has.
+    pub disk_bytes: u64,
+    pub own_bytes: u64,
+    /// What ran.
+    #[serde(default)]
+    pub execs: Vec<ExecRecord>,
+    #[serde(default)]
+    pub terminals: Vec<TerminalRecord>,
 }

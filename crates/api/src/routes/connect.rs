@@ -86,7 +86,7 @@ async fn answer(engine: &Engine, connected: Connected, who: &Principal) -> Conne
             generation: wake.generation,
             connections_reset: wake.connections_reset,
         }),
-        has_snapshot: !connected.ways_back.is_empty(),
+        has_snapshot: connected.ways_back.iter().any(|way| way.memory || way.snapshot_id.is_some()),
         restore_options: connected.ways_back.iter().map(restore_option).collect(),
         terminals: connected.terminals.into_iter().map(Into::into).collect(),
         execs: connected.execs.into_iter().map(Into::into).collect(),
@@ -96,7 +96,7 @@ async fn answer(engine: &Engine, connected: Connected, who: &Principal) -> Conne
 }
 
 fn restore_option(way: &WayBack) -> RestoreOption {
-    RestoreOption { action: way.action.to_owned(), snapshot_id: None, at: way.at, memory: way.memory }
+    RestoreOption { action: way.action.to_owned(), snapshot_id: way.snapshot_id, at: way.at, memory: way.memory }
 }
 
 fn status(found: Found) -> ConnectStatus {

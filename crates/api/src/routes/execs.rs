@@ -12,7 +12,7 @@ use axum::{body::Body, extract::State as Shared, response::Response};
 use bytes::Bytes;
 use engine::{ByteStream, Engine, NewExec, OutputItem};
 use futures_util::StreamExt;
-use http::StatusCode;
+use http::{StatusCode, Uri};
 use model::{ExecId, Offset, SessionId};
 use std::{
     io,
@@ -133,14 +133,22 @@ fn text(bytes: &[u8], cut: bool) -> String {
     String::from_utf8_lossy(whole).into_owned()
 }
 
-/// What a start answers where the server ended before it could.
-pub(crate) async fn started_before(app: &AppState, id: SessionId, exec: ExecId, query: &str) -> Result<Response, ApiError> {
-    let mut record = app.engine().exec(id, exec).await?;
-    if !query.split('&').any(|pair| pair == "wait=true") {
+/// What a start answers where the server ended before it could. One that nobody has begun yet is begun.
+pub(crate) async fn started_before(
+    app: &AppState,
+    who: &Principal,
+    id: SessionId,
+    exec: ExecId,
+    uri: &Uri,
+    body: &[u8],
+) -> Result<Response, ApiError> {
+    let (query, body): (StartQuery, CreateExec) = (extract::parse_query(uri)?, extract::parse_json(body)?);
+    let start = query.start.or(body.start).unwrap_or(false);
+    let new = wanted(body, start, query.wait == Some(true))?;
+    let wait = new.wait;
+    let record = app.engine().start_exec_again(who, id, exec, new).await?;
+    if !wait {
         return Ok(extract::json(StatusCode::CREATED, &Exec::from(record)));
-    }
-    if record.ended_at.is_none() {
-        record = app.engine().await_exec(id, exec).await?;
     }
     Ok(extract::json(StatusCode::CREATED, &with_output(app.engine(), id, record).await?))
 }

@@ -6,9 +6,6 @@ use http::Uri;
 
 /// Method and address.
 pub(crate) const ADDRESSES: &[(&str, &str)] = &[
-    ("POST", "/v1/sessions/{id}/snapshots"),
-    ("POST", "/v1/sessions/{id}/fork"),
-    ("POST", "/v1/sessions/{id}/rollback"),
     ("POST", "/v1/sessions/{id}/feed"),
     ("GET", "/v1/sessions/{id}/recovery"),
     ("POST", "/v1/sessions/{id}/notes"),
@@ -19,10 +16,6 @@ pub(crate) const ADDRESSES: &[(&str, &str)] = &[
     ("PUT", "/v1/sessions/{id}/ports/{port}/{*path}"),
     ("PATCH", "/v1/sessions/{id}/ports/{port}/{*path}"),
     ("DELETE", "/v1/sessions/{id}/ports/{port}/{*path}"),
-    ("GET", "/v1/snapshots"),
-    ("GET", "/v1/snapshots/{snapshot}"),
-    ("DELETE", "/v1/snapshots/{snapshot}"),
-    ("POST", "/v1/snapshots/{snapshot}/fork"),
     ("GET", "/v1/recovery"),
     ("GET", "/v1/machines"),
     ("POST", "/v1/machines"),

@@ -11,11 +11,18 @@ pub(crate) mod lifecycle;
 pub(crate) mod pages;
 pub(crate) mod services;
 pub(crate) mod sessions;
+pub(crate) mod snapshots;
 pub(crate) mod terminal_link;
 pub(crate) mod terminals;
 pub(crate) mod view;
 
-use crate::{AppState, auth, auth::Principal, error::ApiError, idempotency, observe};
+use crate::{
+    AppState, auth,
+    auth::Principal,
+    error::ApiError,
+    idempotency::{self, Interrupted},
+    observe,
+};
 use api_types::ProblemCode;
 use axum::{
     Router,
@@ -25,7 +32,7 @@ use axum::{
     routing::{MethodFilter, on},
 };
 use http::{StatusCode, Uri};
-use model::{ExecId, OperationId, SessionId, TerminalId};
+use model::{ExecId, OperationId, SessionId, SnapshotId, TerminalId};
 use std::str::FromStr;
 
 /// Addresses and what answers them.
@@ -147,6 +154,13 @@ pub(crate) fn table() -> Table {
         .add("GET", "/v1/sessions/{id}/files/watch", files::watch)
         .add("GET", "/v1/sessions/{id}/archive", files::pack)
         .add("PUT", "/v1/sessions/{id}/archive", files::unpack)
+        .add("POST", "/v1/sessions/{id}/snapshots", snapshots::create)
+        .add("POST", "/v1/sessions/{id}/fork", snapshots::fork_session)
+        .add("POST", "/v1/sessions/{id}/rollback", snapshots::rollback)
+        .add("GET", "/v1/snapshots", snapshots::list)
+        .add("GET", "/v1/snapshots/{snapshot}", snapshots::show)
+        .add("DELETE", "/v1/snapshots/{snapshot}", snapshots::delete)
+        .add("POST", "/v1/snapshots/{snapshot}/fork", snapshots::fork_snapshot)
         .add("GET", "/v1/sessions/{id}/events", events::of_session)
         .add("GET", "/v1/events", events::of_all)
         .add("GET", "/v1/tokens", admin::tokens)
@@ -161,18 +175,21 @@ pub(crate) fn table() -> Table {
     later::add(table)
 }
 
-/// The answer to a request whose server ended before it could answer: `made` is the id of what it made.
-pub(crate) async fn answer_from(app: &AppState, who: &Principal, made: &str, uri: &Uri) -> Result<Response, ApiError> {
+/// The answer to a request whose server ended before it could answer.
+pub(crate) async fn answer_from(app: &AppState, who: &Principal, cut: Interrupted<'_>) -> Result<Response, ApiError> {
+    let Interrupted { made, uri, body } = cut;
     let id = made.rsplit([':', ' ', '/']).next().unwrap_or(made);
     let parts: Vec<&str> = uri.path().trim_matches('/').split('/').collect();
     match parts.as_slice() {
         ["v1", "sessions"] => sessions::created_before(app, who, parse(id)?).await,
         ["v1", "sessions", session, "execs"] => {
-            execs::started_before(app, parse(session)?, parse::<ExecId>(id)?, uri.query().unwrap_or_default()).await
+            execs::started_before(app, who, parse(session)?, parse::<ExecId>(id)?, uri, body).await
         }
         ["v1", "sessions", session, "terminals"] => {
-            terminals::opened_before(app, parse(session)?, parse::<TerminalId>(id)?).await
+            terminals::opened_before(app, who, parse(session)?, parse::<TerminalId>(id)?, uri, body).await
         }
+        ["v1", "sessions", _, "snapshots"] => snapshots::taken_before(app, parse::<SnapshotId>(id)?).await,
+        ["v1", "sessions" | "snapshots", _, "fork"] => snapshots::forked_before(app, who, made).await,
         ["v1", "sessions", session, _] => {
             let session: SessionId = parse(session)?;
             lifecycle::done_before(app, who, session, parse::<OperationId>(id).ok(), uri.query().unwrap_or_default()).await

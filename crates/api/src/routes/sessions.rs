@@ -83,6 +83,7 @@ fn wanted(body: CreateSession) -> Result<NewSession, ApiError> {
         on_timeout: body.on_timeout,
         ttl_seconds: body.ttl_seconds,
         ephemeral: body.ephemeral.unwrap_or(false),
+        snapshot_id: body.snapshot_id,
         services: body.services,
         hooks: body.hooks.into_iter().map(|(name, hook)| (name, hook.argv())).collect(),
     })
@@ -106,11 +107,11 @@ pub(crate) async fn created_before(app: &AppState, who: &Principal, id: SessionI
 
 /// List sessions, newest first.
 ///
-/// Filters: `state=` (several separated by commas), `key=`, `metadata.NAME=VALUE`, `runtime=`, `include_deleted=true`.
-/// `find=` takes an id, a key, or a unique beginning or end of an id.
+/// Filters: `state=` (several separated by commas), `key=`, `metadata.NAME=VALUE`, `runtime=`, `parent=` (made from this
+/// session or its snapshots), `include_deleted=true`. `find=` takes an id, a key, or a unique beginning or end of an id.
 #[utoipa::path(get, path = "/v1/sessions", tag = "sessions",
     params(PageQuery, ("state" = Option<String>, Query,), ("key" = Option<String>, Query,), ("find" = Option<String>, Query,),
-        ("runtime" = Option<String>, Query,), ("include_deleted" = Option<bool>, Query,),
+        ("runtime" = Option<String>, Query,), ("parent" = Option<String>, Query,), ("include_deleted" = Option<bool>, Query,),
         ("metadata.NAME" = Option<String>, Query, description = "Every pair must be there")),
     responses((status = 200, body = Page<Session>), (status = "default", body = Problem)))]
 pub(crate) async fn list(Shared(app): Shared<AppState>, who: Principal, uri: Uri) -> Result<Response, ApiError> {
@@ -151,6 +152,7 @@ impl Asked {
                 "key" => asked.filter.key = Some(value),
                 "find" => asked.find = Some(value),
                 "runtime" => asked.filter.runtime = Some(value.parse().map_err(bad)?),
+                "parent" => asked.filter.parent = Some(value.parse().map_err(|e: model::IdError| bad(e.to_string()))?),
                 "include_deleted" => asked.filter.include_deleted = boolean(&value).ok_or_else(|| bad(NOT_BOOLEAN.into()))?,
                 "limit" => asked.page.limit = Some(value.parse().map_err(|_| bad(format!("'{value}' is not a number")))?),
                 "cursor" => asked.page.cursor = Some(value),
@@ -251,7 +253,16 @@ mod tests {
         assert_eq!(asked.filter.states, [State::Running, State::Paused]);
         assert_eq!(asked.filter.metadata["team"], "a");
         assert!(asked.filter.include_deleted);
-        for bad in [("state", "asleep"), ("metadata.", "x"), ("limit", "many"), ("stat", "x"), ("include_deleted", "maybe")] {
+        let parent = SessionId::new();
+        assert_eq!(read(&[("parent", &parent.to_string())]).unwrap().filter.parent, Some(parent));
+        for bad in [
+            ("state", "asleep"),
+            ("parent", "x"),
+            ("metadata.", "x"),
+            ("limit", "many"),
+            ("stat", "x"),
+            ("include_deleted", "maybe"),
+        ] {
             assert_eq!(read(&[bad]).err().unwrap().0.status, 400, "{bad:?}");
         }
         assert_eq!(read(&[("machine", "m")]).err().unwrap().0.code, api_types::ProblemCode::NotBuilt);

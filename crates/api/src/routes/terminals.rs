@@ -14,7 +14,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use engine::{NewTerminal, OutputItem, OutputReader};
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use model::{Offset, SessionId, TerminalId};
 use wire::{
     layout::JournalName,
@@ -41,6 +41,14 @@ pub(crate) async fn create(
     Query(query): Query<StartQuery>,
     Json(body): Json<CreateTerminal>,
 ) -> Result<Response, ApiError> {
+    let terminal = wanted(query, body)?;
+    let engine = app.engine().clone();
+    let record = stream::begun(async move { Ok(engine.open_terminal(&who, id, terminal).await?) }).await?;
+    app.metrics().terminals_opened.inc();
+    Ok(extract::json(StatusCode::CREATED, &Terminal::from(record)))
+}
+
+fn wanted(query: StartQuery, body: CreateTerminal) -> Result<NewTerminal, ApiError> {
     for (field, side) in [("cols", body.cols), ("rows", body.rows)] {
         if side == 0 || side > MAX_SIDE {
             return Err(ApiError::bad_field(field, format!("{field} is from 1 to {MAX_SIDE}, not {side}")));
@@ -49,22 +57,27 @@ pub(crate) async fn create(
     if body.argv.as_ref().is_some_and(|argv| argv.first().is_none_or(String::is_empty)) {
         return Err(ApiError::bad_field("argv", "argv names a program and its arguments; leave it out for a login shell"));
     }
-    let terminal = NewTerminal {
+    Ok(NewTerminal {
         name: body.name,
         program: Program { argv: body.argv.unwrap_or_default(), env: body.env, cwd: body.cwd, user: None },
         cols: body.cols,
         rows: body.rows,
         start: query.start.unwrap_or(false),
-    };
-    let engine = app.engine().clone();
-    let record = stream::begun(async move { Ok(engine.open_terminal(&who, id, terminal).await?) }).await?;
-    app.metrics().terminals_opened.inc();
-    Ok(extract::json(StatusCode::CREATED, &Terminal::from(record)))
+    })
 }
 
-/// What opening answers where the server ended before it could.
-pub(crate) async fn opened_before(app: &AppState, id: SessionId, terminal: TerminalId) -> Result<Response, ApiError> {
-    Ok(extract::json(StatusCode::CREATED, &Terminal::from(app.engine().terminal(id, terminal).await?)))
+/// What opening answers where the server ended before it could. One that nobody has opened yet is opened.
+pub(crate) async fn opened_before(
+    app: &AppState,
+    who: &Principal,
+    id: SessionId,
+    terminal: TerminalId,
+    uri: &Uri,
+    body: &[u8],
+) -> Result<Response, ApiError> {
+    let new = wanted(extract::parse_query(uri)?, extract::parse_json(body)?)?;
+    let record = app.engine().open_terminal_again(who, id, terminal, new).await?;
+    Ok(extract::json(StatusCode::CREATED, &Terminal::from(record)))
 }
 
 /// List terminals, newest first.

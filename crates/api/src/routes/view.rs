@@ -1,9 +1,12 @@
 //! The engine's records in the words of the interface.
 
-use api_types::{Event, KeepsAwake, Operation, OperationRef, Parent, Service, Session, SessionActivity, Template, Token, Usage};
+use api_types::{
+    Event, KeepsAwake, Operation, OperationRef, Parent, Service, Session, SessionActivity, Snapshot, SnapshotRequires, Template,
+    Token, Usage,
+};
 use engine::{Caller, Scope, SessionView};
 use model::{Offset, Timestamp};
-use store::{EventRow, OperationRow, TokenRow};
+use store::{EventRow, OperationRow, SnapshotRow, TokenRow};
 use wire::records::Activity;
 
 /// A session, as this caller sees it.
@@ -37,6 +40,7 @@ pub(crate) fn session(view: &SessionView, who: &crate::auth::Principal) -> Sessi
         wake_at: row.wake_at,
         memory: row.memory,
         parent: row.parent_session.map(|session_id| Parent { session_id, snapshot_id: row.parent_snapshot }),
+        latest_snapshot_id: row.latest_snapshot,
         parent_task: row.parent_task.clone(),
         machine: None,
         services: row.services.iter().map(declared).collect(),
@@ -99,6 +103,39 @@ pub(crate) fn operation(row: &OperationRow) -> Operation {
         started_at: row.started_at,
         ended_at: row.ended_at,
         error,
+    }
+}
+
+pub(crate) fn snapshot(row: SnapshotRow) -> Snapshot {
+    Snapshot {
+        id: row.id,
+        session_id: row.session_id,
+        name: row.name.map(String::from),
+        labels: row.labels,
+        state: row.state,
+        reason: row.reason,
+        generation: row.generation,
+        memory: row.memory,
+        size_bytes: row.size_bytes,
+        unique_bytes: row.unique_bytes,
+        memory_bytes: row.memory_bytes,
+        parent_id: row.parent_id,
+        created_at: row.created_at,
+        keep_until: row.keep_until,
+        taken_by: row.taken_by,
+        requires: SnapshotRequires {
+            runtime: row.runtime,
+            runtime_version: row.runsc_version,
+            runtime_hash: row.runsc_hash,
+            template: row.template,
+            template_hash: row.template_hash,
+            guest_hash: row.guest_hash,
+            cpu_features: row.cpu_features,
+        },
+        paused_ms: row.paused_ms,
+        packed: row.packed,
+        local: row.local,
+        deleted_at: row.deleted_at,
     }
 }
 

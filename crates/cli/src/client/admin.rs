@@ -143,6 +143,7 @@ fn limits_of(flags: LimitFlags) -> Option<TokenLimits> {
         cpus: flags.max_cpus,
         memory_bytes: flags.max_memory,
         disk_bytes: flags.max_disk,
+        snapshot_bytes: flags.max_snapshots,
     };
     (limits != TokenLimits::default()).then_some(limits)
 }
@@ -154,6 +155,7 @@ fn limits_text(limits: &TokenLimits) -> String {
         limits.cpus.map(|cpus| format!("{cpus} cpus")),
         limits.memory_bytes.map(|bytes| format!("{} memory", size(bytes.0))),
         limits.disk_bytes.map(|bytes| format!("{} disk", size(bytes.0))),
+        limits.snapshot_bytes.map(|bytes| format!("{} of snapshots", size(bytes.0))),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }

@@ -10,6 +10,7 @@ mod exec;
 mod failure;
 mod files;
 mod follow;
+mod history;
 mod http;
 mod lifecycle;
 mod lines;
@@ -17,6 +18,7 @@ mod logs;
 mod new;
 mod select;
 mod sessions;
+mod snapshots;
 mod text;
 mod unpack;
 
@@ -130,6 +132,15 @@ pub async fn run(ctx: &Context, command: Command) -> Result<ExitCode> {
         Command::Start(which) => lifecycle::each(ctx, lifecycle::Verb::Start, &which, &lifecycle::Nothing {}).await,
         Command::Rm(which) => lifecycle::each(ctx, lifecycle::Verb::Rm, &which, &lifecycle::Nothing {}).await,
         Command::Extend { session, by } => lifecycle::extend(ctx, &session, by).await.map(done),
+        Command::Snapshot { session, name, keep, no_memory, label } => {
+            let wish = snapshots::Wish { name, keep, memory: !no_memory, labels: label };
+            snapshots::take(ctx, &session, wish).await.map(done)
+        }
+        Command::Snapshots { session, all } => snapshots::list(ctx, session.as_deref(), all).await.map(done),
+        Command::Fork { from, count, name, meta } => snapshots::fork(ctx, &from, count, name, meta).await,
+        Command::Rollback { session, snapshot } => snapshots::rollback(ctx, &session, &snapshot).await.map(done),
+        Command::SnapshotRm { snapshots } => snapshots::remove(ctx, &snapshots).await,
+        Command::History { session } => history::command(ctx, &session).await.map(done),
         Command::Cp { source, target } => copy::command(ctx, &source, &target).await.map(done),
         Command::Files(files) => files::command(ctx, files).await.map(done),
         Command::Template(template) => admin::template(ctx, template).await.map(done),

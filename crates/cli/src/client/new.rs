@@ -5,6 +5,7 @@ use super::{
     attach::{self, DetachKeys, Mode, Over, Target, Tty},
     failure::{Failure, Result},
     http::Call,
+    snapshots,
 };
 use crate::args::{NewOptions, OnIdle};
 use api_types::{CreateSession, CreatedSession, Session, Source};
@@ -59,7 +60,11 @@ pub async fn run(
 
 /// Gets or creates a session, and says on standard error what isn't as it was asked for.
 async fn ensure_session(ctx: &Context, key: Option<String>, options: NewOptions) -> Result<(Session, Value)> {
-    let request = request(key, options)?;
+    let from = options.from.clone();
+    let mut request = request(key, options)?;
+    if let Some(word) = from {
+        request.snapshot_id = Some(snapshots::find(&ctx.client, &word).await?.id);
+    }
     let value: Value = ctx.client.json(Call::post("/v1/sessions", &request)).await?;
     let made: CreatedSession = Context::read(&value)?;
     if let Some(ignored) = made.ignored.filter(|fields| !fields.is_empty()) {
@@ -72,7 +77,8 @@ async fn ensure_session(ctx: &Context, key: Option<String>, options: NewOptions)
     Ok((made.session, value))
 }
 
-/// What the options ask for. Nothing that was given is left out: what isn't built yet, the server refuses.
+/// What the options ask for, but for the snapshot, which has to be found first. Nothing that was given is left out: what
+/// isn't built yet, the server refuses.
 fn request(key: Option<String>, options: NewOptions) -> Result<CreateSession> {
     let key: Option<Key> = key.map(|key| key.parse()).transpose().map_err(|e: model::NameError| Failure::usage(e.to_string()))?;
     let idle_action = match options.on_idle.unwrap_or_default() {
@@ -101,7 +107,6 @@ fn request(key: Option<String>, options: NewOptions) -> Result<CreateSession> {
         timeout_seconds: options.timeout.map(|limit| limit.as_secs()),
         ttl_seconds: options.ttl.map(|limit| limit.as_secs()),
         ephemeral: options.ephemeral.then_some(true),
-        snapshot_id: options.from.map(Value::from),
         volumes: if options.volume.is_empty() {
             None
         } else {

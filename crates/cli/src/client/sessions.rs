@@ -169,7 +169,14 @@ fn describe(session: &Session) -> String {
     some("time limit", session.timeout_at.map(|at| format!("{} at {}", session.on_timeout, local(at))));
     some("expires", session.expires_at.map(local));
     some("wakes", session.wake_at.map(local));
-    some("made from", session.parent.as_ref().map(|parent| format!("session {}", parent.session_id)));
+    some(
+        "made from",
+        session.parent.as_ref().map(|parent| {
+            let snapshot = parent.snapshot_id.map(|id| format!("snapshot {id} of ")).unwrap_or_default();
+            format!("{snapshot}session {}", parent.session_id)
+        }),
+    );
+    some("snapshot", session.latest_snapshot_id.map(|id| id.to_string()));
     some("part of", session.parent_task.clone());
     for (name, value) in &session.metadata {
         some("metadata", Some(format!("{name}={value}")));

@@ -16,6 +16,18 @@ pub(super) fn of_operation(error: Error, row: &OperationRow) -> Error {
     }
 }
 
+/// How the end of an operation that was accepted is told to the client that asked for it: whatever it met on its way, it was
+/// tried, and failed.
+pub(super) fn of_client(error: Error, operation: Option<&OperationRow>) -> Error {
+    let is_servers = matches!(error.status(), 500 | 504) || matches!(error, Error::Lost { .. });
+    match operation {
+        Some(row) if is_servers && !matches!(error, Error::OperationFailed { .. }) => {
+            Error::OperationFailed { session: row.session_id, operation: row.id, kind: row.kind, detail: error.to_string() }
+        }
+        _ => error,
+    }
+}
+
 pub(super) fn started(operation: &OperationRow, actor: &Actor) -> NewEvent {
     NewEvent {
         at: operation.started_at,

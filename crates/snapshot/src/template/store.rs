@@ -9,6 +9,7 @@ use crate::{
     fsutil,
     tree::{self, Summary},
 };
+use model::Timestamp;
 use std::{
     collections::HashSet,
     fs::{self, File, Metadata},
@@ -202,6 +203,43 @@ impl TemplateStore {
         host::verify(hash, &self.root_of(hash), &self.beside(hash, host::MANIFEST))
     }
 
+    /// Puts a template in its place whose tree was made elsewhere: at `unpacked`, where nobody else changes it, and where it
+    /// is gone afterwards, but for an error. It gets no name, but a pin of `who`. A template that is here already stays as
+    /// it is.
+    ///
+    /// The address of a `host` template isn't that of its content but of another machine at some moment, so nobody can tell
+    /// whether a tree deserves it. Such a tree becomes a template of kind `dir` with an address of its own: the returned one.
+    ///
+    /// # Errors
+    /// [`TemplateError::Damaged`] where the tree has another address or what no template has, [`TemplateError::Newer`],
+    /// [`TemplateError::BadName`], [`TemplateError::BadPin`], [`TemplateError::Tree`], [`TemplateError::Io`].
+    pub fn adopt(&self, descriptor: &Descriptor, unpacked: &Path, who: &str) -> Result<TemplateRef, TemplateError> {
+        let (hash, version) = (descriptor.hash, descriptor.format_version);
+        if version > FORMAT_VERSION {
+            return Err(TemplateError::Newer { hash, version });
+        }
+        check_pin(who)?;
+        check_name(&descriptor.made_as)?;
+        if let Some(path) = tree::first_trusted(unpacked)? {
+            let path = path.strip_prefix(unpacked).unwrap_or(&path).display().to_string();
+            return Err(TemplateError::Damaged { hash, what: format!("'{path}' has attributes of an overlay") });
+        }
+        let is_host = descriptor.kind == TemplateKind::Host;
+        let built = summarized(if is_host { TemplateKind::Dir } else { descriptor.kind }, unpacked)?;
+        let found = built.summary.hash;
+        if found != hash && !is_host {
+            return Err(TemplateError::Damaged { hash, what: format!("its files have the address {found}") });
+        }
+        let workspace = self.workspace()?;
+        let root = workspace.path("root");
+        tree::relocate(unpacked, &root)?;
+        sync(&root)?;
+        let _lock = self.lock()?;
+        self.publish(&root, &built, &descriptor.made_as, descriptor.created_at)?;
+        self.write_pin(found, who)?;
+        Ok(TemplateRef { hash: found, name: descriptor.made_as.clone(), root_path: self.root_of(found) })
+    }
+
     /// Takes the name away, and the tree too where it has no other name and no pin.
     ///
     /// # Errors
@@ -230,6 +268,10 @@ impl TemplateStore {
         if !self.root_of(hash).is_dir() {
             return Err(TemplateError::NotFound(hash.to_string()));
         }
+        self.write_pin(hash, who)
+    }
+
+    fn write_pin(&self, hash: Hash, who: &str) -> Result<(), TemplateError> {
         let dir = self.pins_of(hash);
         fsutil::ensure_dir(&dir, 0o755)
             .and_then(|()| fsutil::sync_dir(&self.dir.join("pins")))
@@ -319,35 +361,39 @@ impl TemplateStore {
         let root = workspace.path("root");
         fsutil::ensure_dir(&root, 0o755).map_err(io_error("create", &root))?;
         let built = build(&root)?;
-        // Everything in it must be on the disk before its name is.
-        let dir = File::open(&root).map_err(io_error("open", &root))?;
-        rustix::fs::syncfs(&dir).map_err(|e| io_error("sync", &root)(e.into()))?;
-
+        sync(&root)?;
         let hash = built.summary.hash;
-        let target = self.root_of(hash);
         let _lock = self.lock()?;
-        if !target.is_dir() {
-            let descriptor = Descriptor {
-                format_version: FORMAT_VERSION,
-                hash,
-                made_as: name.to_owned(),
-                kind: built.kind,
-                created_at: fsutil::now(),
-                size_bytes: built.summary.size_bytes,
-                files: built.summary.files,
-            };
-            let json = serde_json::to_vec_pretty(&descriptor).map_err(|e| io_error("describe", &target)(e.into()))?;
-            for (extension, content) in built.beside.iter().map(|(e, c)| (*e, c)).chain([("json", &json)]) {
-                let path = self.beside(hash, extension);
-                fsutil::write_atomic(&path, content, 0o644).map_err(io_error("write", &path))?;
-            }
-            fs::rename(&root, &target).map_err(io_error("publish", &target))?;
-            let trees = self.dir.join("trees");
-            fsutil::sync_dir(&trees).map_err(io_error("sync", &trees))?;
-        }
+        self.publish(&root, &built, name, fsutil::now())?;
         let path = self.dir.join("names").join(name);
         fsutil::write_atomic(&path, hash.to_string().as_bytes(), 0o644).map_err(io_error("write", &path))?;
-        Ok(TemplateRef { hash, name: name.to_owned(), root_path: target })
+        Ok(TemplateRef { hash, name: name.to_owned(), root_path: self.root_of(hash) })
+    }
+
+    /// Gives a tree, which is on the disk for good, its place, unless another has it. The caller holds the lock.
+    fn publish(&self, root: &Path, built: &Built, made_as: &str, created_at: Timestamp) -> Result<(), TemplateError> {
+        let hash = built.summary.hash;
+        let target = self.root_of(hash);
+        if target.is_dir() {
+            return Ok(());
+        }
+        let descriptor = Descriptor {
+            format_version: FORMAT_VERSION,
+            hash,
+            made_as: made_as.to_owned(),
+            kind: built.kind,
+            created_at,
+            size_bytes: built.summary.size_bytes,
+            files: built.summary.files,
+        };
+        let json = serde_json::to_vec_pretty(&descriptor).map_err(|e| io_error("describe", &target)(e.into()))?;
+        for (extension, content) in built.beside.iter().map(|(e, c)| (*e, c)).chain([("json", &json)]) {
+            let path = self.beside(hash, extension);
+            fsutil::write_atomic(&path, content, 0o644).map_err(io_error("write", &path))?;
+        }
+        fs::rename(root, &target).map_err(io_error("publish", &target))?;
+        let trees = self.dir.join("trees");
+        fsutil::sync_dir(&trees).map_err(io_error("sync", &trees))
     }
 
     fn hash_of_name(&self, name: &str) -> Result<Option<Hash>, TemplateError> {
@@ -390,6 +436,12 @@ impl TemplateStore {
     fn pins_of(&self, hash: Hash) -> PathBuf {
         self.dir.join("pins").join(hash.to_string())
     }
+}
+
+/// Everything in a tree must be on the disk before its name is.
+fn sync(root: &Path) -> Result<(), TemplateError> {
+    let dir = File::open(root).map_err(io_error("open", root))?;
+    rustix::fs::syncfs(&dir).map_err(|e| io_error("sync", root)(e.into()))
 }
 
 pub(super) fn summarized(kind: TemplateKind, root: &Path) -> Result<Built, TemplateError> {

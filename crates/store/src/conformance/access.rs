@@ -18,6 +18,7 @@ pub async fn tokens_read_back(store: Under) {
             cpus: Some(0.5),
             memory_bytes: Some(ByteSize(1 << 40)),
             disk_bytes: None,
+            snapshot_bytes: None,
         },
         created_at: NOW,
         expires_at: Some(NOW),

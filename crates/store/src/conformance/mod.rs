@@ -6,10 +6,12 @@
 
 mod access;
 mod sessions;
+mod snapshots;
 mod work;
 
 pub use access::*;
 pub use sessions::*;
+pub use snapshots::*;
 pub use work::*;
 
 use crate::{NewEvent, SessionChange, SessionRow, Store};
@@ -34,6 +36,9 @@ macro_rules! conformance_tests {
             bad_cursors_are_refused, ids_are_found_by_their_ends, scans_see_all_that_live, tombstones_are_purged,
             events_are_numbered_without_holes, events_of_all_have_one_order, operations_read_back,
             execs_read_back, exec_keys_are_unique_in_their_session, work_of_sessions_is_apart, terminals_read_back,
+            snapshots_read_back_as_written, a_stale_snapshot_is_refused_whole, a_name_leads_to_one_snapshot,
+            snapshots_are_listed_by_pages, snapshot_ids_are_found_by_their_ends, snapshots_outlive_their_session,
+            snapshots_fall_due, snapshot_scans_see_all_that_are_there, snapshot_tombstones_are_purged,
             tokens_read_back, requests_are_answered_once, requests_of_a_dead_server_are_told_apart,
             audit_is_newest_first, meta_is_kept);
     };

@@ -3,8 +3,8 @@
 use super::*;
 use crate::{Cursor, ExecRow, OperationRow, Revision, SessionFilter, StoreError};
 use model::{
-    ByteSize, EventSeq, ExecId, ExecState, Generation, IdleAction, IdlePolicy, IdleWhen, Memory, Offset, OnTimeout, OperationId,
-    OperationKind, OperationState, Resources, ServiceRestart, ServiceSpec, SnapshotId, State,
+    ByteSize, EventSeq, ExecId, ExecState, Generation, IdleAction, IdlePolicy, IdleWhen, LayerId, Memory, Offset, OnTimeout,
+    OperationId, OperationKind, Resources, ServiceRestart, ServiceSpec, SnapshotId, State,
 };
 
 fn full_row() -> SessionRow {
@@ -53,6 +53,9 @@ fn full_row() -> SessionRow {
         owner_token: text("o"),
         ended_reason: text("oom"),
         ended_at: Some(NOW),
+        layers: vec![LayerId::new(), LayerId::new()],
+        disk_epoch: 3,
+        latest_snapshot: Some(SnapshotId::new()),
         ..new_row()
     }
 }
@@ -146,16 +149,7 @@ pub async fn commits_are_all_or_nothing(store: Under) {
     let held = insert(&store, keyed("held")).await;
     let mut good = SessionChange::new(new_row());
     let id = good.session.id;
-    let operation = OperationRow {
-        id: OperationId::new(),
-        session_id: id,
-        kind: OperationKind::Create,
-        state: OperationState::Running,
-        started_at: NOW,
-        ended_at: None,
-        intent: json!(null),
-        error: None,
-    };
+    let operation = OperationRow::begun(id, OperationKind::Create, NOW, json!(null));
     good.events.push(note("x"));
     good.operations.push(operation.clone());
     let answer = store.commit_all(vec![good.clone(), SessionChange::new(keyed("held"))]).await;
@@ -199,7 +193,8 @@ pub async fn lists_filter(store: Under) {
     let owned = |owner: &str| SessionRow { owner_token: Some(owner.to_owned()), ..keyed("a") };
     let a = insert(&store, SessionRow { metadata: pairs(&[("team", "x"), ("env", "p")]), ..owned("t") }).await;
     let b = insert(&store, SessionRow { metadata: pairs(&[("team", "x")]), state: State::Running, ..new_row() }).await;
-    let c = insert(&store, SessionRow { metadata: pairs(&[("team", "y")]), runtime: Runtime::Host, ..new_row() }).await;
+    let c = SessionRow { metadata: pairs(&[("team", "y")]), runtime: Runtime::Host, ..new_row() };
+    let c = insert(&store, SessionRow { parent_session: Some(a.id), ..c }).await;
     let gone = SessionRow { metadata: pairs(&[("team", "x")]), state: State::Deleted, deleted_at: Some(NOW), ..new_row() };
     let gone = SessionRow { owner_token: Some("t".to_owned()), ..gone };
     let d = insert(&store, gone).await;
@@ -221,6 +216,8 @@ pub async fn lists_filter(store: Under) {
         (SessionFilter { owner_token: Some("t".into()), ..none() }, vec![a.id]),
         (SessionFilter { owner_token: Some("t".into()), include_deleted: true, ..none() }, vec![d.id, a.id]),
         (SessionFilter { owner_token: Some("T".into()), ..none() }, vec![]),
+        (SessionFilter { parent: Some(a.id), ..none() }, vec![c.id]),
+        (SessionFilter { parent: Some(b.id), ..none() }, vec![]),
         (SessionFilter { metadata: pairs(&[("team", "x")]), ids: Some(vec![b.id]), ..none() }, vec![b.id]),
     ];
     for (filter, expected) in cases {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{ExecRow, OperationRow, StoreError, TerminalRow};
-use model::{ExecId, ExecState, Generation, OperationId, OperationKind, OperationState, TerminalId, TerminalState};
+use model::{ExecId, ExecState, Generation, OperationKind, OperationState, TerminalId, TerminalState};
 
 fn exec_of(session_id: SessionId, key: Option<&str>) -> ExecRow {
     ExecRow {
@@ -29,16 +29,7 @@ async fn with_execs(store: &Under, row: SessionRow, execs: Vec<ExecRow>) -> Resu
 /// An operation is found while it runs, and keeps its end; it stays with its session.
 pub async fn operations_read_back(store: Under) {
     let mut row = new_row();
-    let mut operation = OperationRow {
-        id: OperationId::new(),
-        session_id: row.id,
-        kind: OperationKind::Hibernate,
-        state: OperationState::Running,
-        started_at: NOW,
-        ended_at: None,
-        intent: json!({"generation": 3}),
-        error: None,
-    };
+    let mut operation = OperationRow::begun(row.id, OperationKind::Hibernate, NOW, json!({"generation": 3}));
     let mut change = SessionChange::new(row.clone());
     change.operations.push(operation.clone());
     row.was_committed(&store.commit(change).await.unwrap());
