@@ -138,6 +138,8 @@ impl Raw {
     /// `runsc checkpoint` with what is fastest.
     pub fn checkpoint_unsynced(&mut self) -> Result<()> {
         let image = self.image();
+        // One of the same start is taken anew.
+        let _ = fs::remove_dir_all(&image);
         fs::create_dir_all(&image)?;
         let mut command = self.runsc()?;
         command.args(["checkpoint", "-leave-running", "-compression=none", "-image-path"]).arg(&image).arg(self.name());

@@ -55,7 +55,6 @@ pub fn live() -> Result<Vec<Row>> {
         let taken = snapshot(&session);
         ours.push(paused(&session, &taken)?);
         of_raw.time(|| raw.checkpoint_unsynced())?;
-        raw.forget_images()?;
     }
     session.out("head -c 1073741824 /dev/zero | tr '\\0' x > /root/large; sync");
     snapshot(&session);
@@ -104,6 +103,7 @@ pub fn forks() -> Result<Vec<Row>> {
         });
         let used = disk(&server).saturating_sub(before);
         one.time(|| raw.restore().and_then(|()| raw.echo("awake")))?;
+        raw.checkpoint()?;
         raw.kill()?;
         if round > 0 {
             ours.push(all.median());
