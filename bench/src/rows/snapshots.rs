@@ -125,7 +125,7 @@ pub fn forks() -> Result<Vec<Row>> {
 
 /// What the data directory takes of the disk: shared files once.
 fn disk(server: &Server) -> u64 {
-    let output = std::process::Command::new("du").args(["-sk", "--exclude=run"]).arg(server.data()).output().map(|o| o.stdout);
+    let output = std::process::Command::new("du").args(["-skx", "--exclude=run"]).arg(server.data()).output().map(|o| o.stdout);
     let text = String::from_utf8(output.unwrap_or_default()).unwrap_or_default();
     text.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or_default() * 1024
 }
