@@ -156,22 +156,20 @@ pub(crate) async fn intend(
     for id in ids {
         let origin = Some(origin.clone());
         let intent = create::Intent { id: Some(id), origin, made: Some(made.clone()), ..create::Intent::default() };
-        match create::intend(inner, &caller, &wanted, intent).await {
-            Ok(fork) => intended.push(fork),
-            Err(create::Made::KeyTaken) => return Err(Error::internal("a fork has no key that could be taken")),
-            Err(create::Made::Failed(error)) => {
-                give_up(inner, intended).await;
-                return Err(error);
+        let error = match create::intend(inner, &caller, &wanted, intent).await {
+            Ok(fork) => {
+                intended.push(fork);
+                caller.request = None;
+                continue;
             }
+            Err(create::Made::KeyTaken) => Error::internal("a fork has no key that could be taken"),
+            Err(create::Made::Failed(error)) => error,
+        };
+        // Their number can't be reached: none of them is made.
+        for fork in intended {
+            fork.give_up(inner).await;
         }
-        caller.request = None;
+        return Err(error);
     }
     Ok(intended)
-}
-
-/// Forks whose number can't be reached: none of them is made.
-async fn give_up(inner: &Arc<Inner>, intended: Vec<Intended>) {
-    for fork in intended {
-        fork.give_up(inner).await;
-    }
 }

@@ -13,9 +13,9 @@ use crate::{
     session::{Live, Session},
     stop, take, wake,
 };
-use model::{Actor, EndReason, EventType, ExecState, OperationKind, TerminalState, Timestamp};
+use model::{Actor, EndReason, EventType, ExecState, OperationKind, SnapshotId, TerminalState, Timestamp};
 use std::sync::Arc;
-use store::{NewEvent, OperationRow, SessionChange, SessionRow, SnapshotRow};
+use store::{NewEvent, OperationRow, SessionChange, SessionRow};
 use tokio::sync::oneshot;
 use wire::{
     control::Request,
@@ -66,7 +66,7 @@ pub(crate) enum Job {
     Delete,
     Snapshot(Box<take::Wanted>),
     /// Back to this snapshot.
-    Rollback(Box<SnapshotRow>),
+    Rollback(SnapshotId),
     /// After a supervisor's death.
     Recapture,
     /// After a server's death: the sandbox that was being made is there.
@@ -108,7 +108,7 @@ pub(crate) async fn run(context: Context, job: Job) -> Result<(), Failure> {
         Job::Unpause => unpause(&context).await,
         Job::Delete => delete::run(&context).await,
         Job::Snapshot(wanted) => take::run(&context, *wanted).await,
-        Job::Rollback(snapshot) => rollback::run(&context, *snapshot).await,
+        Job::Rollback(snapshot) => rollback::run(&context, snapshot).await,
         Job::Recapture => recapture::run(&context).await,
         Job::FinishBoot(live) => wake::finish_boot(&context, live).await,
         Job::FinishHibernate(live) => hibernate::commit(&context, live).await,

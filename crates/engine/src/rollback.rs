@@ -8,14 +8,14 @@
 //! moves are renames, and each can be repeated.
 
 use crate::{
-    Error, ending, facts,
+    Error, create, ending, facts,
     inner::{Inner, blocking},
     launch::{self, io_error},
     operation::{Context, Failure, lose_works},
     session::Session,
     shelf,
 };
-use model::{EndReason, EventType, ExecState, Generation, Memory, State, TerminalState};
+use model::{EndReason, EventType, ExecState, Generation, Memory, SnapshotId, State, TerminalState};
 use serde_json::json;
 use snapshot::disk::DiskLayout;
 use std::{fs, io, path::PathBuf, sync::Arc, time::Duration};
@@ -36,11 +36,13 @@ fn staged(layout: &SessionLayout) -> SessionLayout {
 }
 
 /// Sets the session back. Afterwards it sleeps with the snapshot's memory, or is stopped where that has none.
-pub(crate) async fn run(context: &Context, snapshot: SnapshotRow) -> Result<(), Failure> {
+pub(crate) async fn run(context: &Context, snapshot: SnapshotId) -> Result<(), Failure> {
     let (inner, session) = (&context.inner, &context.session);
     let row = session.view().row;
     let epoch = row.disk_epoch + 1;
-    let _held = inner.shelf.hold().await;
+    // It may have been deleted since it was asked for; from here on it can't be, until the session has its layers.
+    let origin = create::origin(inner, snapshot).await?;
+    let snapshot = origin.snapshot.clone();
     stage(inner, session, &snapshot, epoch).await?;
     faults::point("rollback.staged");
     let live = session.live();
@@ -64,6 +66,7 @@ pub(crate) async fn run(context: &Context, snapshot: SnapshotRow) -> Result<(), 
         change_row(&mut change.session, &set_back, epoch);
     };
     context.finish(Box::new(change)).await?;
+    drop(origin);
     faults::point("rollback.committed");
     // The next start, or whoever needs the session, tries it again.
     if let Err(error) = settle(session).await {

@@ -117,19 +117,21 @@ impl Shelf {
 /// Removes the layers that neither a snapshot nor a session needs.
 pub(crate) async fn collect_layers(inner: &Arc<Inner>) -> Result<(), Error> {
     let _alone = inner.shelf.alone().await;
-    let mut keep = needed_layers(inner).await?;
-    keep.extend(inner.shelf.making.lock().unwrap_or_else(PoisonError::into_inner).iter().copied());
+    // In this order: a layer that is there and isn't being made any more is in the store by now, or given up.
+    let inner_ = inner.clone();
+    let mut unneeded = blocking(move || inner_.shelf.layers.list()).await?.map_err(Error::internal)?;
+    let making = inner.shelf.making.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let needed = needed_layers(inner).await?;
+    unneeded.retain(|layer| !making.contains(layer) && !needed.contains(layer));
     let inner_ = inner.clone();
     blocking(move || {
-        let layers = &inner_.shelf.layers;
-        for layer in layers.list().map_err(Error::internal)?.into_iter().filter(|layer| !keep.contains(layer)) {
-            if let Err(error) = layers.remove(layer) {
+        for layer in unneeded {
+            if let Err(error) = inner_.shelf.layers.remove(layer) {
                 tracing::warn!(%layer, %error, "a disk layer that nobody needs stays");
             }
         }
-        Ok(())
     })
-    .await?
+    .await
 }
 
 async fn needed_layers(inner: &Inner) -> Result<HashSet<LayerId>, Error> {

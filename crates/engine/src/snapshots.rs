@@ -171,7 +171,7 @@ impl Engine {
         self.inner.created(&session).await?;
         self.check_line(&session.view().row, &row).await?;
         self.take_before_rollback(caller, session.id).await?;
-        let job = Some(Box::new(Job::Rollback(Box::new(row.clone()))));
+        let job = Some(Box::new(Job::Rollback(row.id)));
         let admitted = self.inner.command_with(&session, Command::Rollback, &caller.actor, EndReason::Asked, job).await?;
         let operation = admitted.operation.clone();
         admitted.wait_for_client().await?;
