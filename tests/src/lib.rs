@@ -7,6 +7,7 @@
 pub mod faults;
 pub mod http;
 pub mod leftovers;
+pub mod place;
 pub mod s3;
 pub mod server;
 pub mod session;

@@ -57,10 +57,16 @@ impl Server {
     }
 
     pub fn with(options: Options) -> Server {
+        Server::prepared(options, |_| {})
+    }
+
+    /// One whose data directory is filled by `prepare` before the first start.
+    pub fn prepared(options: Options, prepare: impl FnOnce(&Path)) -> Server {
         let parent = options.dir.clone().unwrap_or_else(std::env::temp_dir);
         let dir = tempfile::Builder::new().prefix("dormouse-test-").tempdir_in(parent).expect("a directory for data");
         let client = Client::new("", "");
         let mut server = Server { dir, options, child: None, address: "127.0.0.1:0".to_owned(), client };
+        prepare(server.data());
         server.start_again();
         server
     }

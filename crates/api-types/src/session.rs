@@ -114,6 +114,9 @@ pub struct CreateSession {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = "uuid")]
     pub snapshot_id: Option<SnapshotId>,
+    /// `true`: the snapshot's memory is left alone, and the session boots afresh on its disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_only: Option<bool>,
     /// Programs that are kept running: `{"name", "argv", "env"?, "cwd"?, "restart"?: "always"|"on_failure"|"never"}`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<Object>)]
@@ -305,6 +308,12 @@ pub struct Session {
     #[serde(default)]
     #[schema(value_type = Option<String>, format = "uuid")]
     pub latest_snapshot_id: Option<SnapshotId>,
+    /// The object store has it, as it sleeps.
+    #[serde(default)]
+    pub packed: bool,
+    /// Its disk and memory lie on the server's machine, so that they need not be fetched first.
+    #[serde(default = "yes")]
+    pub local: bool,
     pub parent_task: Option<String>,
     pub machine: Option<String>,
     #[serde(default)]
@@ -519,6 +528,10 @@ pub struct ConnectAnswer {
     /// Why it could not be brought back, where that was tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
+}
+
+fn yes() -> bool {
+    true
 }
 
 #[cfg(test)]

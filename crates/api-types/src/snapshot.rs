@@ -169,6 +169,9 @@ pub struct ForkRequest {
     /// Not built yet: the source's brokered credentials go along.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secrets: Option<bool>,
+    /// `true`: its memory is left alone, and they boot afresh on its disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_only: Option<bool>,
 }
 
 /// The answer to a fork: the sessions that were made, and why there are fewer than were asked for.
@@ -185,6 +188,9 @@ pub struct ForkAnswer {
 pub struct RollbackRequest {
     #[schema(value_type = String, format = "uuid")]
     pub snapshot_id: SnapshotId,
+    /// `true`: its memory is left alone, and the session boots afresh on its disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_only: Option<bool>,
 }
 
 #[cfg(test)]

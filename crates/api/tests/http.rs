@@ -52,6 +52,9 @@ impl Server {
             confirm: true,
             keep_output: None,
             webhooks: Vec::new(),
+            object_store: engine::ObjectStore::folder(dir.path().join("objects")),
+            pack_after: std::time::Duration::from_secs(300),
+            cache_bytes: 1 << 30,
         };
         let engine = Engine::open(config, Arc::new(store)).await.unwrap();
         let stop = CancellationToken::new();

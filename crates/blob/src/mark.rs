@@ -94,6 +94,11 @@ impl Mark {
         &self.absent
     }
 
+    /// True where this chunk was found to live.
+    pub fn contains(&self, id: ChunkId) -> bool {
+        self.live.contains(&id)
+    }
+
     /// How many chunks live.
     pub fn live(&self) -> usize {
         self.live.len()

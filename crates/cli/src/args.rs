@@ -171,7 +171,13 @@ pub enum Command {
     /// End the sandbox without keeping its memory
     Stop(Which),
     /// Boot a stopped session afresh on its disk
-    Start(Which),
+    Start {
+        #[command(flatten)]
+        which: Which,
+        /// Give up a saved memory first: for one that is damaged, or can't be loaded here
+        #[arg(long)]
+        disk_only: bool,
+    },
     /// Delete sessions
     Rm(Which),
     /// Let a session run longer
@@ -218,18 +224,74 @@ pub enum Command {
         /// Added to what the source has
         #[arg(long, value_name = "K=V", value_parser = pair)]
         meta: Vec<(String, String)>,
+        /// Leave its memory alone and boot afresh on its disk
+        #[arg(long)]
+        disk_only: bool,
     },
     /// Set a session back to a snapshot; one of now is taken first
     Rollback {
         session: String,
         /// Id or name
         snapshot: String,
+        /// Leave its memory alone and boot afresh on its disk
+        #[arg(long)]
+        disk_only: bool,
     },
     /// Delete snapshots
     SnapshotRm {
         /// Ids or names
         #[arg(required = true, value_name = "SNAPSHOT")]
         snapshots: Vec<String>,
+    },
+    /// Show what uses space in the object store; verify it, or free what nothing needs
+    Storage {
+        #[command(subcommand)]
+        command: Option<StorageCommand>,
+    },
+    /// Write a session into one file, to be imported elsewhere
+    Export {
+        session: String,
+        /// Where to; '-' is standard output
+        file: PathBuf,
+    },
+    /// Make a session of an exported file; prints its id
+    Import {
+        /// '-' is standard input
+        file: PathBuf,
+        /// Under an id of its own: the session may be here already
+        #[arg(long)]
+        new_id: bool,
+        /// Without its memory
+        #[arg(long)]
+        disk_only: bool,
+        /// Let its memory bring the runsc it was made with: only for files that you trust
+        #[arg(long)]
+        trust_runtime: bool,
+    },
+    /// Keep all that the server has, while it runs; prints the backup's name
+    Backup {
+        /// A folder of the server's machine, or s3://BUCKET/PREFIX [default: the server's object store]
+        to: Option<String>,
+        /// List the backups in the server's object store instead
+        #[arg(long, conflicts_with_all = ["to", "rm"])]
+        list: bool,
+        /// Give up one of them instead; 'storage collect' frees what nothing else needs
+        #[arg(long, value_name = "NAME", conflicts_with = "to")]
+        rm: Option<String>,
+    },
+    /// Make a data directory of a backup, for a server that is started on it with --object-store PLACE
+    Restore {
+        /// Where the backup is
+        place: String,
+        /// Which one [default: the latest]
+        #[arg(long)]
+        backup: Option<String>,
+        /// The data directory to make
+        #[arg(long, env = "DORMOUSE_DATA", value_name = "DIR")]
+        data: Option<PathBuf>,
+        /// The key of an encrypted one
+        #[arg(long, env = "DORMOUSE_OBJECT_STORE_KEY_FILE", value_name = "FILE")]
+        key_file: Option<PathBuf>,
     },
     /// Show a session's snapshots and forks as a tree
     History { session: String },
@@ -309,6 +371,9 @@ pub struct NewOptions {
     /// Make it from a snapshot: an id or a name
     #[arg(long, value_name = "SNAPSHOT", conflicts_with_all = ["template", "source"])]
     pub from: Option<String>,
+    /// Leave the snapshot's memory alone and boot afresh on its disk
+    #[arg(long, requires = "from")]
+    pub disk_only: bool,
     #[arg(long, value_name = "NAME:/path[:ro]")]
     pub volume: Vec<String>,
     /// Cores, in fractions
@@ -335,6 +400,22 @@ pub enum OnIdle {
     Hibernate,
     Stop,
     None,
+}
+
+/// What to do with the object store.
+#[derive(Debug, Clone, Subcommand)]
+pub enum StorageCommand {
+    /// Read and verify everything in it
+    Check,
+    /// Remove from it what nothing needs any more
+    Collect,
+    /// Pack at once what sleeps
+    Pack,
+    /// Have an encrypted object store open with another key from now on
+    RotateKey {
+        /// A file on the server's machine with the new key
+        key_file: PathBuf,
+    },
 }
 
 /// The keys that detach.

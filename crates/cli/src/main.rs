@@ -23,6 +23,9 @@ fn main() -> ExitCode {
         Command::Supervise { spec, ready_fd } => program(supervise::run(&spec, ready_fd)),
         Command::Doctor => doctor::command(json),
         Command::Completions { shell } => completions(shell),
+        Command::Restore { place, backup, data, key_file } => {
+            program(serve::restore::run(&place, backup.as_deref(), data, key_file, json))
+        }
         Command::Template(TemplateCommand::Make { which, templates }) => {
             program(template_make::run(which, templates, json, cli.global.quiet))
         }

@@ -1,17 +1,25 @@
 //! `dormouse serve`: what it can be told, by flag, by environment and in a file.
 
 mod data;
+pub mod restore;
 mod run;
 mod sockets;
 
 use crate::client::default_data_dir;
 use anyhow::{Context, bail};
+use model::parse_duration;
 use serde::Deserialize;
 use std::{
     net::{SocketAddr, ToSocketAddrs},
     path::{Path, PathBuf},
     process::ExitCode,
+    time::Duration,
 };
+
+/// How long something sleeps before it is packed, where nobody says anything else.
+const PACK_AFTER: Duration = Duration::from_secs(300);
+/// How large the cache is then.
+const CACHE: u64 = 10 << 30;
 
 /// Flags of `serve`. Each is also a `DORMOUSE_…` variable and a key of the configuration file; a flag counts before a
 /// variable, and a variable before the file.
@@ -52,6 +60,25 @@ pub struct ServeArgs {
     /// How much of the latest output of each exec, terminal and service is kept, besides its first MiB [default: 1GiB]
     #[arg(long, env = "DORMOUSE_KEEP_OUTPUT", value_name = "SIZE")]
     pub keep_output: Option<String>,
+    /// Where what sleeps is packed: a folder, or s3://BUCKET/PREFIX with AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID
+    /// and AWS_SECRET_ACCESS_KEY in the environment [default: DATA/objects]
+    #[arg(long, env = "DORMOUSE_OBJECT_STORE", value_name = "PLACE")]
+    pub object_store: Option<String>,
+    /// Encrypt what is packed under the key in this file: at least 32 random bytes
+    #[arg(long, env = "DORMOUSE_OBJECT_STORE_KEY_FILE", value_name = "FILE", conflicts_with = "object_store_key_command")]
+    pub object_store_key_file: Option<PathBuf>,
+    /// The same under the key that this command prints
+    #[arg(long, env = "DORMOUSE_OBJECT_STORE_KEY_COMMAND", value_name = "COMMAND")]
+    pub object_store_key_command: Option<String>,
+    /// Take the object store from another server, which is gone for good
+    #[arg(long, env = "DORMOUSE_OBJECT_STORE_TAKE_OVER", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub object_store_take_over: Option<bool>,
+    /// What has slept for so long is packed into the object store [default: 5m]
+    #[arg(long, env = "DORMOUSE_PACK_AFTER", value_name = "DURATION")]
+    pub pack_after: Option<String>,
+    /// How much of what is packed may lie unpacked beside the sessions, too, for a quick wake [default: 10GiB]
+    #[arg(long, env = "DORMOUSE_CACHE_SIZE", value_name = "SIZE")]
+    pub cache_size: Option<String>,
     /// Tell events to this address by signed HTTP POSTs; the file can name several, and which events: [[webhook]] with
     /// url, secret, events
     #[arg(long = "webhook", env = "DORMOUSE_WEBHOOK", value_name = "URL", hide_env_values = true)]
@@ -85,7 +112,7 @@ pub struct WebhookEntry {
 }
 
 /// The settings of a server, with what nobody set filled in.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Settings {
     pub listen: SocketAddr,
     pub data: PathBuf,
@@ -103,6 +130,9 @@ pub struct Settings {
     /// `None`: as much as journals keep by themselves.
     pub keep_output: Option<model::ByteSize>,
     pub webhooks: Vec<engine::Webhook>,
+    pub object_store: engine::ObjectStore,
+    pub pack_after: Duration,
+    pub cache_bytes: u64,
     /// `None`: the one that this program carries.
     pub guest: Option<PathBuf>,
     pub log_level: String,
@@ -123,6 +153,12 @@ impl ServeArgs {
             platform: self.platform.or(file.platform),
             no_confirm: self.no_confirm.or(file.no_confirm),
             keep_output: self.keep_output.or(file.keep_output),
+            object_store: self.object_store.or(file.object_store),
+            object_store_key_file: self.object_store_key_file.or(file.object_store_key_file),
+            object_store_key_command: self.object_store_key_command.or(file.object_store_key_command),
+            object_store_take_over: self.object_store_take_over.or(file.object_store_take_over),
+            pack_after: self.pack_after.or(file.pack_after),
+            cache_size: self.cache_size.or(file.cache_size),
             webhook_url: self.webhook_url,
             webhook_secret: self.webhook_secret,
             webhooks: file.webhooks,
@@ -164,6 +200,14 @@ impl ServeArgs {
         }
         let keep_output = self.keep_output.as_deref().map(model::parse_bytes).transpose();
         let keep_output = keep_output.context("'keep_output' is a size, such as 256MiB")?;
+        let pack_after = self.pack_after.as_deref().map_or(Ok(PACK_AFTER), parse_duration);
+        let pack_after = pack_after.map_err(|e| anyhow::anyhow!("'pack_after' is a duration, such as 10m: {e}"))?;
+        let cache_bytes = self.cache_size.as_deref().map_or(Ok(CACHE), |text| model::parse_bytes(text).map(|size| size.0));
+        let cache_bytes = cache_bytes.context("'cache_size' is a size, such as 20GiB")?;
+        let key = key(self.object_store_key_file, self.object_store_key_command)?;
+        let place = self.object_store.unwrap_or_else(|| data.join("objects").to_string_lossy().into_owned());
+        let location = blob::Location::parse(&place).context("the object store")?;
+        let take_over = self.object_store_take_over.unwrap_or(false);
         let webhooks = webhooks(self.webhooks, self.webhook_url, self.webhook_secret)?;
         Ok(Settings {
             listen,
@@ -178,9 +222,21 @@ impl ServeArgs {
             confirm: !self.no_confirm.unwrap_or(false),
             keep_output,
             webhooks,
+            object_store: engine::ObjectStore { location, key, take_over },
+            pack_after,
+            cache_bytes,
             guest: self.guest,
             log_level: self.log_level.unwrap_or_else(|| "info".to_owned()),
         })
+    }
+}
+
+/// Where the key of an encrypted object store comes from.
+fn key(file: Option<PathBuf>, command: Option<String>) -> anyhow::Result<Option<blob::KeySource>> {
+    match (file, command) {
+        (Some(_), Some(_)) => bail!("'object_store_key_file' and 'object_store_key_command' exclude each other"),
+        (Some(file), None) => Ok(Some(blob::KeySource::File(std::path::absolute(file)?))),
+        (None, command) => Ok(command.map(blob::KeySource::Command)),
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
     limits,
     moments::{self, Moment},
     operation::{Context, Failure, Job, deleted},
-    policy,
+    parcels, policy,
     pool::Pooled,
     programs::{Base, is_default},
     request::{Caller, Source},
@@ -46,6 +46,8 @@ pub(crate) struct Origin {
     pub snapshot: SnapshotRow,
     /// Its session as it was then.
     pub source: SessionRow,
+    /// Its memory is left alone: the row says that it has none.
+    pub disk_only: bool,
     /// Keeps it from being removed before everything needed of it is taken.
     _held: Arc<OwnedRwLockReadGuard<()>>,
 }
@@ -98,7 +100,7 @@ pub(crate) async fn create(inner: &Arc<Inner>, caller: &Caller, new: NewSession)
         let intended = match new.snapshot_id {
             None => intend(inner, caller, &new, Intent { old: replaced.take(), ..Intent::default() }).await,
             Some(id) => {
-                let origin = origin(inner, id).await?;
+                let origin = origin(inner, id, new.disk_only).await?;
                 let wanted = fork::inherit(new.clone(), &origin.source);
                 let intent = Intent { old: replaced.take(), origin: Some(origin), ..Intent::default() };
                 intend(inner, caller, &wanted, intent).await
@@ -169,6 +171,9 @@ fn check(inner: &Inner, caller: &Caller, new: &NewSession) -> Result<(), Error> 
         if !names.insert(&service.name) {
             return Err(Error::invalid("services", format!("there are two services '{}'", service.name)));
         }
+    }
+    if new.disk_only && new.snapshot_id.is_none() {
+        return Err(Error::invalid("disk_only", "it says what to take of a snapshot; name one with snapshot_id"));
     }
     if new.snapshot_id.is_some() && (new.source.is_some() || new.template.is_some()) {
         return Err(Error::invalid("snapshot_id", "what a session is made from has a template and a source already"));
@@ -292,15 +297,19 @@ impl From<Error> for Made {
 ///
 /// # Errors
 /// [`Error::NotFound`], [`Error::SnapshotDeleted`].
-pub(crate) async fn origin(inner: &Arc<Inner>, id: SnapshotId) -> Result<Origin, Error> {
+pub(crate) async fn origin(inner: &Arc<Inner>, id: SnapshotId, disk_only: bool) -> Result<Origin, Error> {
     let held = inner.shelf.hold().await;
     let snapshot = inner.store.snapshot(id).await?.ok_or_else(|| Error::not_found(format!("snapshot {id}")))?;
     if let Some(at) = snapshot.deleted_at {
         return Err(Error::SnapshotDeleted { snapshot: id, at });
     }
+    let mut snapshot = parcels::fetch::ensure_snapshot(inner, snapshot, !disk_only).await?;
+    if disk_only {
+        snapshot.memory = false;
+    }
     let source = serde_json::from_value(snapshot.template_row.clone())
         .map_err(|e| Error::internal(format!("what snapshot {id} says of its session can't be read: {e}")))?;
-    Ok(Origin { snapshot, source, _held: Arc::new(held) })
+    Ok(Origin { snapshot, source, disk_only, _held: Arc::new(held) })
 }
 
 /// What a new session is made of and instead of.

@@ -45,6 +45,7 @@ pub(crate) async fn run(context: &Context) -> Result<(), Failure> {
         row.deleted_at = Some(now);
         row.reason = Some(cause.to_string());
         row.image_generation = None;
+        row.parcel = None;
         change.events.extend(events.iter().cloned());
     };
     context.finish(Box::new(change)).await?;

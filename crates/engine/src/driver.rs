@@ -592,6 +592,9 @@ impl Driver {
         match committed {
             Ok(committed) => {
                 faults::point("commit.after");
+                if row.state != self.row.state && !row.state.has_sandbox() {
+                    self.inner.expect_packing();
+                }
                 row.was_committed(&committed);
                 self.row = row;
                 self.session.show(SessionView::new(Arc::new(self.row.clone()), operation));

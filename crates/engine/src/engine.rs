@@ -5,7 +5,7 @@ use crate::{
     inner::{Inner, blocking},
     launch::ensure_private_dir,
     operation::deleted,
-    policy, pool,
+    parcels, policy, pool,
     programs::Programs,
     recover, reserve,
     session::Session,
@@ -19,9 +19,13 @@ use std::{sync::Arc, time::Duration};
 use store::{Cursor, NewEvent, OperationRow, Page, SessionChange, SessionFilter, SessionRow, Store};
 
 /// The name under which the store keeps this server's own.
-const INSTANCE: &str = "instance";
+pub(crate) const INSTANCE: &str = "instance";
 /// How long operations may go on once the engine closes, after requests have had their time.
 const DRAIN_LIMIT: Duration = Duration::from_secs(3);
+/// How long the sandboxes of the pool may take to end: no server goes on with them, so they are worth a wait.
+const POOL_LIMIT: Duration = Duration::from_secs(5);
+/// How long giving back the object store's lock may take.
+const RELEASE_LIMIT: Duration = Duration::from_secs(2);
 /// Sessions that are hibernated at the same time when all are.
 const HIBERNATE_AT_ONCE: usize = 4;
 
@@ -52,13 +56,13 @@ impl Engine {
                 instance
             }
         };
-        let config_ = config.clone();
+        let (config_, instance_) = (config.clone(), instance.clone());
         let programs =
-            blocking(move || Programs::open(&config_, instance)).await.map_err(|e| OpenError::Other(e.to_string()))??;
+            blocking(move || Programs::open(&config_, instance_)).await.map_err(|e| OpenError::Other(e.to_string()))??;
         let data_dir = config.data_dir.clone();
         let shelf = blocking(move || Shelf::open(&data_dir)).await.map_err(|e| OpenError::Other(e.to_string()))??;
         let tokens = tokens::open(&config.data_dir, &store).await?;
-        let inner = Inner::new(config, store, programs, shelf, tokens);
+        let inner = Inner::new(config, store, programs, shelf, tokens, instance);
         // Before anything happens that they may have to tell.
         webhooks::start(&inner).await?;
         recover::recover(&inner).await.map_err(|e| OpenError::Other(e.to_string()))?;
@@ -66,6 +70,8 @@ impl Engine {
         inner.tasks.spawn(timers::run(inner.clone()));
         inner.tasks.spawn(snapshots::expire(inner.clone()));
         inner.tasks.spawn(reserve::keep(inner.clone()));
+        inner.tasks.spawn(parcels::keeper::keep(inner.clone()));
+        inner.tasks.spawn(parcels::collect::keep(inner.clone()));
         let inner_ = inner.clone();
         inner.tasks.spawn(async move {
             let _ = blocking(move || inner_.programs.verify_all()).await;
@@ -89,10 +95,19 @@ impl Engine {
                     }
                 }
             }
-            inner.pool.emptied.cancelled().await;
         };
-        if tokio::time::timeout(DRAIN_LIMIT, quiet).await.is_err() {
+        let (quiet, emptied) = tokio::join!(
+            tokio::time::timeout(DRAIN_LIMIT, quiet),
+            tokio::time::timeout(POOL_LIMIT, inner.pool.emptied.cancelled())
+        );
+        if quiet.is_err() {
             tracing::warn!("operations are still under way; the next server goes on with them");
+        }
+        if emptied.is_err() {
+            tracing::warn!("sandboxes of the pool are still being ended; the next server removes them");
+        }
+        if tokio::time::timeout(RELEASE_LIMIT, inner.depot.close()).await.is_err() {
+            tracing::warn!("the lock of the object store stays: the store doesn't answer");
         }
         inner.closing.cancel();
         inner.tasks.close();
@@ -276,9 +291,12 @@ impl Engine {
             Transition::Pause => Command::Pause,
             Transition::Unpause => Command::Unpause,
             Transition::Stop => Command::Stop,
-            Transition::Start => Command::Start,
+            Transition::Start | Transition::StartDiskOnly => Command::Start,
         };
         let session = self.inner.present(id).await?;
+        if to == Transition::StartDiskOnly && session.view().row.state == State::Hibernated {
+            self.inner.command(&session, Command::Stop, &caller.actor).await?.wait_for_client().await?;
+        }
         if let Transition::Hibernate { until: Some(until) } = to {
             policy::moment("until", Some(until), self.inner.now())?;
             let set = move |row: &SessionRow| {

@@ -35,7 +35,13 @@ pub enum Error {
     NameTaken { name: String, snapshot: SnapshotId },
     /// A memory that this machine can't go on with. Its disk can be used: a fork or a rollback without memory.
     #[error("the memory can't be loaded here: {detail}")]
-    Unloadable { session: SessionId, detail: String },
+    Unloadable { session: Option<SessionId>, detail: String },
+    /// Stored bytes are not what was written, or are gone. Nothing was begun with them.
+    #[error("what is stored is damaged: {detail}")]
+    Damaged { detail: String },
+    /// The object store can't be used, or not now. Nothing was begun.
+    #[error("{detail}")]
+    ObjectStore { detail: String, retryable: bool },
     #[error("the exec key belongs to exec {exec}, which runs another command")]
     ExecKeyConflict { session: SessionId, exec: ExecId },
     /// The session failed for good.
@@ -119,6 +125,8 @@ impl Error {
             E::Ambiguous { .. } | E::Conflict { .. } | E::ExecKeyConflict { .. } | E::NotIdle { .. } => "conflict",
             E::AmbiguousSnapshot { .. } | E::NameTaken { .. } => "conflict",
             E::Unloadable { .. } => "unloadable",
+            E::Damaged { .. } => "damaged",
+            E::ObjectStore { .. } => "object_store",
             E::Deleted { .. } | E::SnapshotDeleted { .. } => "deleted",
             E::Expired { .. } => "expired",
             E::Paused { .. } => "paused",
@@ -154,7 +162,8 @@ impl Error {
             E::Ambiguous { .. } | E::Conflict { .. } | E::ExecKeyConflict { .. } | E::KeyConflict { .. } => 409,
             E::Paused { .. } | E::Failed { .. } | E::NotIdle { .. } => 409,
             E::AmbiguousSnapshot { .. } | E::NameTaken { .. } => 409,
-            E::Unloadable { .. } => 422,
+            E::Unloadable { .. } | E::Damaged { .. } => 422,
+            E::ObjectStore { .. } => 503,
             E::Deleted { .. } | E::Expired { .. } | E::SnapshotDeleted { .. } => 410,
             E::NotRunning { .. } | E::NoMemorySnapshot { .. } | E::Ephemeral { .. } | E::Unsaveable { .. } => 422,
             E::Held { .. } => 423,
@@ -176,7 +185,8 @@ impl Error {
             E::Held { .. } | E::Unresponsive { .. } | E::NoCapacity { .. } | E::ShuttingDown => true,
             E::LimitExceeded { .. } => true,
             E::DiskLimit { .. } => false,
-            E::AmbiguousSnapshot { .. } | E::NameTaken { .. } | E::Unloadable { .. } => false,
+            E::AmbiguousSnapshot { .. } | E::NameTaken { .. } | E::Unloadable { .. } | E::Damaged { .. } => false,
+            E::ObjectStore { retryable, .. } => *retryable,
             E::Inside(error) => matches!(error.code, Code::Busy | Code::Unresponsive),
             E::NotFound { .. } | E::Ambiguous { .. } | E::Deleted { .. } | E::Expired { .. } | E::Paused { .. } => false,
             E::NotIdle { .. } | E::SnapshotDeleted { .. } => false,
@@ -203,6 +213,7 @@ impl Error {
             E::Held { .. } | E::NoCapacity { .. } | E::ShuttingDown | E::Invalid { .. } => true,
             E::LimitExceeded { .. } | E::DiskLimit { .. } => true,
             E::AmbiguousSnapshot { .. } | E::NameTaken { .. } | E::Unloadable { .. } => true,
+            E::Damaged { .. } | E::ObjectStore { .. } => true,
             E::NotBuilt { .. } | E::Forbidden { .. } => true,
         }
     }
@@ -225,9 +236,11 @@ impl Error {
             | E::Unresponsive { session }
             | E::Unsaveable { session, .. }
             | E::Lost { session, .. }
-            | E::Unloadable { session, .. }
             | E::OperationFailed { session, .. } => Some(*session),
+            E::Unloadable { session, .. } => *session,
             E::NotFound { .. }
+            | E::Damaged { .. }
+            | E::ObjectStore { .. }
             | E::Ambiguous { .. }
             | E::SnapshotDeleted { .. }
             | E::AmbiguousSnapshot { .. }

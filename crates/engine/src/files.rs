@@ -1,7 +1,7 @@
 //! Files of a session: through the guest while it runs, from its disk while it sleeps.
 
 use crate::{
-    ByteStream, Caller, Engine, Error, FileAnswer, begin::is_unknown, inner::blocking, session::Session,
+    ByteStream, Caller, Engine, Error, FileAnswer, begin::is_unknown, inner::blocking, parcels, session::Session,
     supervisor_client::CallError,
 };
 use bytes::Bytes;
@@ -118,14 +118,23 @@ impl Engine {
             let reason = format!("it is {}", session.view().row.state);
             return Err(Error::NotRunning { session: session.id, reason });
         }
+        let reading = session.at_rest.clone().read_owned().await;
+        parcels::fetch::ensure_local(&self.inner, session).await?;
         let (inner, session) = (self.inner.clone(), session.clone());
-        blocking(move || {
+        let answer = blocking(move || {
             let row = session.view().row;
             let layers = [inner.shelf.lower(&row.layers), inner.programs.layers(&row)?].concat();
             let view = DiskView::open(&layers, &session.layout.upper()).map_err(view_error)?;
             read(view, request)
-        })
-        .await?
+        });
+        let mut answer = answer.await.flatten()?;
+        // A tree is read as it is sent.
+        answer.bytes = answer.bytes.map(|bytes| -> ByteStream {
+            Box::pin(bytes.inspect(move |_| {
+                let _held = &reading;
+            }))
+        });
+        Ok(answer)
     }
 }
 

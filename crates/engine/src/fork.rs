@@ -11,6 +11,7 @@ use crate::{
     launch::io_error,
     moments::{self, Moment},
     operation::{self, Context},
+    parcels,
     programs::Base,
     rollback,
     session::{Live, Session},
@@ -92,7 +93,7 @@ async fn check_loadable(inner: &Arc<Inner>, snapshot: &SnapshotRow) -> Result<()
     let (session, image) = (snapshot.session_id, shelf::image_of(inner, snapshot.id, snapshot.generation));
     let checked =
         blocking(move || snapshot::image::ImageDescriptor::read(&image).and_then(|descriptor| descriptor.check_loadable()));
-    checked.await?.map_err(|e| Error::Unloadable { session, detail: e.to_string() })
+    checked.await?.map_err(|e| parcels::image_error(Some(session), e))
 }
 
 /// What ran in the snapshot runs in the fork: in its store before anything of it can end.
@@ -109,7 +110,7 @@ async fn note(context: &Context, origin: &Origin) -> Result<(), Error> {
         generation: Generation::FIRST,
         connections_reset: 0,
     };
-    let data = json!({ "snapshot_id": snapshot.id, "parent": snapshot.session_id, "session_id": id, "memory": snapshot.memory });
+    let data = json!({ "snapshot_id": snapshot.id, "parent": snapshot.session_id, "session_id": id, "memory": snapshot.memory, "disk_only": origin.disk_only });
     let event = context.event(EventType::FORK_MADE, data);
     let memory = snapshot.memory;
     let change = move |row: &SessionRow| {
@@ -144,12 +145,13 @@ pub(crate) async fn intend(
     new: &NewSession,
     snapshot: model::SnapshotId,
     count: u32,
+    disk_only: bool,
 ) -> Result<Vec<Intended>, Error> {
     let ids: Vec<model::SessionId> = (0..count).map(|_| model::SessionId::new()).collect();
     let made = ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
     let mut intended = Vec::new();
     // Held once for all of them: one that waits to remove something would come in between.
-    let origin = create::origin(inner, snapshot).await?;
+    let origin = create::origin(inner, snapshot, disk_only).await?;
     let wanted = inherit(new.clone(), &origin.source);
     // The first one says which all of them are.
     let mut caller = caller.clone();

@@ -5,6 +5,7 @@ use crate::{
     driver::{self, Admitted, ChangeFn, Message},
     limits::Limits,
     operation::Job,
+    parcels::Depot,
     pool::Pool,
     programs::Programs,
     session::{Live, Session},
@@ -36,6 +37,7 @@ pub(crate) struct Inner {
     pub store: Arc<dyn Store>,
     pub programs: Programs,
     pub shelf: Shelf,
+    pub depot: Depot,
     pub pool: Pool,
     pub limits: Limits,
     pub timers: Timers,
@@ -51,8 +53,17 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    pub(crate) fn new(config: Config, store: Arc<dyn Store>, programs: Programs, shelf: Shelf, tokens: TokenCache) -> Arc<Inner> {
+    pub(crate) fn new(
+        config: Config,
+        store: Arc<dyn Store>,
+        programs: Programs,
+        shelf: Shelf,
+        tokens: TokenCache,
+        instance: String,
+    ) -> Arc<Inner> {
+        let closing = CancellationToken::new();
         Arc::new(Inner {
+            depot: Depot::new(config.object_store.clone(), instance, closing.clone()),
             pool: Pool::default(),
             limits: Limits::default(),
             timers: Timers::default(),
@@ -64,7 +75,7 @@ impl Inner {
             events: broadcast::channel(EVENTS).0,
             tasks: TaskTracker::new(),
             draining: CancellationToken::new(),
-            closing: CancellationToken::new(),
+            closing,
             sessions: Mutex::new(HashMap::new()),
         })
     }

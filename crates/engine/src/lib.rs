@@ -28,6 +28,7 @@ mod logs;
 mod moments;
 mod operation;
 mod output;
+mod parcels;
 mod policy;
 mod pool;
 mod programs;
@@ -58,10 +59,12 @@ pub use error::{Error, OpenError};
 pub use events::EventFollower;
 pub use logs::LogReader;
 pub use output::OutputReader;
+pub use parcels::backup::{Backup, Restore, Restored};
+pub use parcels::collect::{StorageChecked, StorageCollected, StorageReport};
 pub use request::{
-    ByteStream, Caller, Config, Counts, CreateOutcome, Created, FileAnswer, ForkOf, Forked, LogLine, LogSource, MadeToken,
-    NewExec, NewForks, NewSession, NewSnapshot, NewTerminal, NewToken, OutputItem, Scope, SessionPatch, SessionView, Source,
-    TemplateSource, Transition, Transitioned,
+    ByteStream, Caller, Config, Counts, CreateOutcome, Created, FileAnswer, ForkOf, Forked, ImportOptions, LogLine, LogSource,
+    MadeToken, NewExec, NewForks, NewSession, NewSnapshot, NewTerminal, NewToken, ObjectStore, OutputItem, Scope, SessionPatch,
+    SessionView, Source, TemplateSource, Transition, Transitioned,
 };
 pub use snapshots::MAX_FORKS;
 pub use terminals::Attachment;

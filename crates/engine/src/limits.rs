@@ -10,6 +10,7 @@
 use crate::{
     Error,
     inner::{Inner, blocking},
+    parcels,
     request::{Caller, NewSession, SessionView},
 };
 use model::{Actor, ByteSize, EventType, OperationKind, Resources, SessionId, State, TokenId, TokenLimits};
@@ -231,12 +232,14 @@ async fn sessions_of(inner: &Inner, owner: TokenId) -> Result<Vec<SessionView>, 
 async fn measure(inner: &Inner, owner: TokenId) -> Result<HashMap<SessionId, u64>, Error> {
     let views = sessions_of(inner, owner).await?;
     let unstated = views.into_iter().filter(|view| view.row.resources.disk_bytes.is_none());
-    let disks: Vec<_> = unstated.map(|view| (view.row.id, inner.layout(view.row.id).upper())).collect();
+    let disks: Vec<_> = unstated.map(|view| (view.row.clone(), inner.layout(view.row.id).upper())).collect();
     blocking(move || {
-        let one = |(id, upper): (SessionId, std::path::PathBuf)| match snapshot::disk::usage_bytes(&upper) {
-            Ok(bytes) => Ok((id, bytes)),
+        let one = |(row, upper): (Arc<SessionRow>, std::path::PathBuf)| match snapshot::disk::usage_bytes(&upper) {
+            // What the object store alone has was measured when it was packed.
+            _ if parcels::is_away(&row) => Ok((row.id, row.parcel.as_ref().map_or(0, |parcel| parcel.disk_bytes))),
+            Ok(bytes) => Ok((row.id, bytes)),
             // What can't be measured is not taken for nothing: whoever works inside could bring that about.
-            Err(error) => Err(Error::internal(format!("the disk of session {id} can't be measured: {error}"))),
+            Err(error) => Err(Error::internal(format!("the disk of session {} can't be measured: {error}", row.id))),
         };
         disks.into_iter().map(one).collect()
     })

@@ -65,8 +65,11 @@ pub(crate) enum Job {
     Unpause,
     Delete,
     Snapshot(Box<take::Wanted>),
-    /// Back to this snapshot.
-    Rollback(SnapshotId),
+    /// Back to this snapshot; with `disk_only` not to its memory.
+    Rollback {
+        to: SnapshotId,
+        disk_only: bool,
+    },
     /// After a supervisor's death.
     Recapture,
     /// After a server's death: the sandbox that was being made is there.
@@ -108,7 +111,7 @@ pub(crate) async fn run(context: Context, job: Job) -> Result<(), Failure> {
         Job::Unpause => unpause(&context).await,
         Job::Delete => delete::run(&context).await,
         Job::Snapshot(wanted) => take::run(&context, *wanted).await,
-        Job::Rollback(snapshot) => rollback::run(&context, snapshot).await,
+        Job::Rollback { to, disk_only } => rollback::run(&context, to, disk_only).await,
         Job::Recapture => recapture::run(&context).await,
         Job::FinishBoot(live) => wake::finish_boot(&context, live).await,
         Job::FinishHibernate(live) => hibernate::commit(&context, live).await,

@@ -28,6 +28,8 @@ use wire::control::{Start, SuperviseSpec};
 const CALM: Duration = Duration::from_millis(300);
 /// How long after a failure the next sandbox is tried.
 const AFTER_FAILURE: Duration = Duration::from_secs(10);
+/// How often a boot that is to be broken off is looked at.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Below this much free memory there is no pool.
 const MIN_FREE_BYTES: u64 = 1 << 30;
 
@@ -91,7 +93,7 @@ pub(crate) async fn keep(inner: Arc<Inner>) {
     inner.pool.emptied.cancel();
 }
 
-/// Fills it, until no new work is taken. What is being booted then is seen through.
+/// Fills it, until no new work is taken. What is being booted then is ended.
 async fn fill(inner: &Arc<Inner>) {
     while !inner.draining.is_cancelled() {
         let wanted = if has_room() { inner.config.pool_size } else { 0 };
@@ -156,7 +158,25 @@ async fn boot(inner: &Arc<Inner>) -> Result<(), crate::Error> {
         identity: Some(launch::blank_identity(id)),
         pins: base.pins,
     };
-    match launch::launch(inner, &Arc::new(Semaphore::new(1)), spec).await {
+    let launched = {
+        let alone = Arc::new(Semaphore::new(1));
+        let mut launching = std::pin::pin!(launch::launch(inner, &alone, spec));
+        loop {
+            tokio::select! {
+                launched = &mut launching => break launched,
+                () = inner.draining.cancelled() => {}
+            }
+            // Nobody waits for it any more: it need not come to life first. What begins only now is ended at the next look.
+            if let Err(error) = ending::clear_the_way(&layout, inner.programs.runsc_state()).await {
+                tracing::warn!(%id, %error, "a sandbox that is being booted for the pool can't be ended yet");
+            }
+            tokio::select! {
+                launched = &mut launching => break launched,
+                () = tokio::time::sleep(LOOK_AGAIN) => {}
+            }
+        }
+    };
+    match launched {
         Ok(live) => {
             inner.pool.give_back(Some(Pooled { id, live, made_of }));
             Ok(())

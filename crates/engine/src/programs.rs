@@ -8,7 +8,7 @@ use model::Resources;
 use snapshot::{
     Hash,
     pin::BinaryStore,
-    template::{Changed, TemplateError, TemplateStore},
+    template::{Changed, Descriptor, TemplateError, TemplateStore},
 };
 use std::{
     collections::{HashMap, HashSet},
@@ -29,7 +29,7 @@ struct Kept {
 /// Everything that sandboxes start from, but for the layers that a session has of its own.
 pub(crate) struct Programs {
     pub templates: TemplateStore,
-    binaries: BinaryStore,
+    pub binaries: BinaryStore,
     guest: Kept,
     /// What is wrong with it, where it can't be used.
     runsc: Result<Kept, String>,
@@ -147,6 +147,13 @@ impl Programs {
         Ok(Base { lower: vec![guest.path, found.root_path], runtime, pins })
     }
 
+    /// Takes a template that comes from elsewhere, unpacked; answers its address, which can be another one here. Blocks.
+    pub(crate) fn adopt_template(&self, descriptor: &Descriptor, unpacked: &Path) -> Result<Hash, TemplateError> {
+        let adopted = self.templates.adopt(descriptor, unpacked, &self.instance)?;
+        self.pinned.lock().unwrap_or_else(PoisonError::into_inner).insert(adopted.hash);
+        Ok(adopted.hash)
+    }
+
     /// Keeps a template for as long as sessions of this server need it.
     fn pin(&self, hash: Hash) -> Result<(), Error> {
         let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
@@ -217,7 +224,7 @@ fn keep_runsc(binaries: &BinaryStore, program: &Path) -> Result<Kept, String> {
     Ok(Kept { hash: kept.hash, path: kept.path, version })
 }
 
-fn hash_of(text: Option<&str>) -> Option<Hash> {
+pub(crate) fn hash_of(text: Option<&str>) -> Option<Hash> {
     text?.parse().ok()
 }
 

@@ -7,7 +7,7 @@ use model::{
     Actor, ByteSize, ExecId, Hooks, IdlePolicy, Key, Offset, OnTimeout, Resources, Runtime, ServiceSpec, SessionId, SnapshotId,
     SnapshotName, Timestamp, TokenId, TokenLimits,
 };
-use std::{collections::BTreeMap, path::PathBuf, pin::Pin, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 use store::{OperationRow, RequestId, SessionRow};
 use wire::{files::FileReply, records::Program};
 
@@ -39,6 +39,28 @@ pub struct Config {
     pub keep_output: Option<ByteSize>,
     /// Other servers that are told of events.
     pub webhooks: Vec<Webhook>,
+    pub object_store: ObjectStore,
+    /// What has slept for so long is packed into the object store, and snapshots of this age.
+    pub pack_after: Duration,
+    /// How many bytes of files may lie beside the sessions of what the object store has, too.
+    pub cache_bytes: u64,
+}
+
+/// Where what sleeps is packed.
+#[derive(Debug, Clone)]
+pub struct ObjectStore {
+    pub location: blob::Location,
+    /// With it everything is encrypted.
+    pub key: Option<blob::KeySource>,
+    /// Takes the store from another server, which is gone for good.
+    pub take_over: bool,
+}
+
+impl ObjectStore {
+    /// A folder of this machine, without encryption.
+    pub fn folder(path: impl Into<PathBuf>) -> ObjectStore {
+        ObjectStore { location: blob::Location::Folder(path.into()), key: None, take_over: false }
+    }
 }
 
 /// How far a token reaches. `Write` includes `Read`, `Admin` includes all.
@@ -146,6 +168,8 @@ pub struct NewSession {
     pub ephemeral: bool,
     /// What it begins with, in place of a template and a source.
     pub snapshot_id: Option<SnapshotId>,
+    /// The snapshot's memory is left alone: the session boots afresh on its disk.
+    pub disk_only: bool,
     pub services: Vec<ServiceSpec>,
     pub hooks: Hooks,
 }
@@ -225,6 +249,8 @@ pub enum Transition {
     Unpause,
     Stop,
     Start,
+    /// A start that gives up a saved memory first.
+    StartDiskOnly,
 }
 
 /// The answer to a [`Transition`].
@@ -233,6 +259,17 @@ pub struct Transitioned {
     pub view: SessionView,
     /// The operation that does it or did it; `None` where it was so already.
     pub operation: Option<OperationRow>,
+}
+
+/// How a session is imported.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ImportOptions {
+    /// Under an id of its own, where the session may be here already.
+    pub new_id: bool,
+    /// Without its memory.
+    pub disk_only: bool,
+    /// Its memory may bring its own `runsc`, which runs outside of any sandbox.
+    pub trust_runtime: bool,
 }
 
 /// A snapshot to be taken.
@@ -265,6 +302,8 @@ pub struct NewForks {
     pub name: Option<String>,
     /// Brokered credentials of the source go along.
     pub secrets: bool,
+    /// Its memory is left alone: they boot afresh on its disk.
+    pub disk_only: bool,
 }
 
 /// The answer to a fork.

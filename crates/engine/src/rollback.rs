@@ -36,12 +36,12 @@ fn staged(layout: &SessionLayout) -> SessionLayout {
 }
 
 /// Sets the session back. Afterwards it sleeps with the snapshot's memory, or is stopped where that has none.
-pub(crate) async fn run(context: &Context, snapshot: SnapshotId) -> Result<(), Failure> {
+pub(crate) async fn run(context: &Context, snapshot: SnapshotId, disk_only: bool) -> Result<(), Failure> {
     let (inner, session) = (&context.inner, &context.session);
     let row = session.view().row;
     let epoch = row.disk_epoch + 1;
     // It may have been deleted since it was asked for; from here on it can't be, until the session has its layers.
-    let origin = create::origin(inner, snapshot).await?;
+    let origin = create::origin(inner, snapshot, disk_only).await?;
     let snapshot = origin.snapshot.clone();
     stage(inner, session, &snapshot, epoch).await?;
     faults::point("rollback.staged");
@@ -56,7 +56,7 @@ pub(crate) async fn run(context: &Context, snapshot: SnapshotId) -> Result<(), F
     let mut works = SessionChange::new((*row).clone());
     lose_works(inner, session, EndReason::RolledBack.as_str(), &mut works).await?;
     run_again(&snapshot, row.generation, &mut works);
-    let data = json!({ "snapshot_id": snapshot.id, "memory": snapshot.memory, "taken_at": snapshot.created_at.to_string() });
+    let data = json!({ "snapshot_id": snapshot.id, "memory": snapshot.memory, "taken_at": snapshot.created_at.to_string(), "disk_only": disk_only });
     works.events.push(context.event(EventType::ROLLBACK_DONE, data));
     let set_back = snapshot.clone();
     let change = move |change: &mut SessionChange| {
@@ -78,6 +78,7 @@ pub(crate) async fn run(context: &Context, snapshot: SnapshotId) -> Result<(), F
 fn change_row(row: &mut SessionRow, snapshot: &SnapshotRow, epoch: u64) {
     row.layers.clone_from(&snapshot.layers);
     row.disk_epoch = epoch;
+    row.parcel = None;
     row.latest_snapshot = Some(snapshot.id);
     row.template_hash.clone_from(&snapshot.template_hash);
     row.guest_hash.clone_from(&snapshot.guest_hash);

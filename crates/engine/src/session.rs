@@ -32,6 +32,8 @@ pub(crate) struct Session {
     idle: Mutex<IdleWatch>,
     /// Held while a supervisor is being started: what was begun is seen through, even where nobody waits any more.
     pub launching: Arc<Semaphore>,
+    /// Shared by who reads the disk of a session that sleeps; it isn't given up meanwhile.
+    pub at_rest: Arc<tokio::sync::RwLock<()>>,
     /// Held while facts are read, so that they are read once.
     pub reading_facts: Semaphore,
 }
@@ -86,6 +88,7 @@ impl Session {
             end: Mutex::new(None),
             idle: Mutex::default(),
             launching: Arc::new(Semaphore::new(1)),
+            at_rest: Arc::default(),
             reading_facts: Semaphore::new(1),
         })
     }

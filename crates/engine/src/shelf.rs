@@ -32,6 +32,8 @@ use wire::{
 
 /// The parts of a session's directory that hold journals of what runs.
 const JOURNALS: [&str; 3] = ["execs", "terminals", "services"];
+/// The journal of what supervisors wrote down.
+pub(crate) const FACTS: &str = "facts";
 
 /// Snapshots and layers of one data directory.
 pub(crate) struct Shelf {
@@ -239,7 +241,34 @@ pub(crate) fn move_journals(from: &SessionLayout, into: &SessionLayout) -> io::R
             fs::rename(staged, journal)?;
         }
     }
+    if from.dir().join(FACTS).is_dir() {
+        ending::remove_tree(&into.dir().join(FACTS))?;
+        fs::rename(from.dir().join(FACTS), into.dir().join(FACTS))?;
+    }
     Ok(())
+}
+
+/// Directories of all journals below `dir`, relative to it, sorted: those of what runs, and the facts. Blocks.
+pub(crate) fn journals_of(dir: &Path) -> io::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for kind in JOURNALS {
+        let Ok(entries) = fs::read_dir(dir.join(kind)) else { continue };
+        for entry in entries {
+            let name = entry?.file_name();
+            found.push(format!("{kind}/{}", name.to_string_lossy()));
+        }
+    }
+    found.sort_unstable();
+    if dir.join(FACTS).is_dir() {
+        found.push(FACTS.to_owned());
+    }
+    Ok(found)
+}
+
+/// True for what [`journals_of`] can answer, and nothing that leads elsewhere.
+pub(crate) fn is_journal(path: &str) -> bool {
+    let plain = |name: &str| (1..=255).contains(&name.len()) && !name.starts_with('.') && !name.contains(['/', '\0']);
+    path == FACTS || path.split_once('/').is_some_and(|(kind, name)| JOURNALS.contains(&kind) && plain(name))
 }
 
 /// Where the memory of a snapshot lies.

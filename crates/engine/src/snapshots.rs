@@ -39,7 +39,7 @@ impl Engine {
         self.take(caller, session, new, keep, "user").await
     }
 
-    async fn take(
+    pub(crate) async fn take(
         &self,
         caller: &Caller,
         session: SessionId,
@@ -160,22 +160,28 @@ impl Engine {
     }
 
     /// Sets a session back to a snapshot of it, or of what it was forked from. A snapshot of now is taken first. The
-    /// session runs when it is answered.
+    /// session runs when it is answered. With `disk_only` it is booted afresh on the snapshot's disk.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a snapshot of another line; why a snapshot of now can't be taken; [`Error::NotFound`],
     /// [`Error::SnapshotDeleted`]. A rollback that is done and whose session doesn't come to life is told as that.
-    pub async fn rollback(&self, caller: &Caller, session: SessionId, snapshot: SnapshotId) -> Result<Transitioned, Error> {
+    pub async fn rollback(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        snapshot: SnapshotId,
+        disk_only: bool,
+    ) -> Result<Transitioned, Error> {
         let row = self.snapshot_row(snapshot).await?;
         let session = self.inner.present(session).await?;
         self.inner.created(&session).await?;
         self.check_line(&session.view().row, &row).await?;
         self.take_before_rollback(caller, session.id).await?;
-        let job = Some(Box::new(Job::Rollback(row.id)));
+        let job = Some(Box::new(Job::Rollback { to: row.id, disk_only }));
         let admitted = self.inner.command_with(&session, Command::Rollback, &caller.actor, EndReason::Asked, job).await?;
         let operation = admitted.operation.clone();
         admitted.wait_for_client().await?;
-        let back = if row.memory { Transition::Wake } else { Transition::Start };
+        let back = if row.memory && !disk_only { Transition::Wake } else { Transition::Start };
         let woken = self.transition(caller, session.id, back, true).await?;
         Ok(Transitioned { view: woken.view, operation })
     }
@@ -210,7 +216,7 @@ async fn make_forks(inner: &Arc<Inner>, caller: &Caller, snapshot: SnapshotRow, 
     let mut metadata = metadata_of(&snapshot);
     metadata.extend(new.metadata);
     let wanted = NewSession { name: new.name, metadata, ..NewSession::default() };
-    let intended = fork::intend(inner, caller, &wanted, snapshot.id, new.count).await?;
+    let intended = fork::intend(inner, caller, &wanted, snapshot.id, new.count, new.disk_only).await?;
     let mut ended: Vec<(usize, Result<SessionView, Error>)> = futures_util::stream::iter(intended.into_iter().enumerate())
         .map(|(number, fork)| async move { (number, fork.carry_out(inner).await.map(|created| created.view)) })
         .buffer_unordered(FORKS_AT_ONCE)
@@ -263,13 +269,14 @@ fn metadata_of(snapshot: &SnapshotRow) -> BTreeMap<String, String> {
 }
 
 /// Marks a snapshot as deleted, then removes it. One that is being forked is waited for.
-async fn delete(inner: &Arc<Inner>, id: SnapshotId, actor: &Actor, reason: &str) -> Result<(), Error> {
+pub(crate) async fn delete(inner: &Arc<Inner>, id: SnapshotId, actor: &Actor, reason: &str) -> Result<(), Error> {
     let now = inner.now();
     {
         // Nobody takes anything of it from here on.
         let _alone = inner.shelf.alone().await;
         let Some(mut row) = inner.store.snapshot(id).await?.filter(|row| row.deleted_at.is_none()) else { return Ok(()) };
         (row.state, row.deleted_at, row.reason) = (SnapshotState::Deleted, Some(now), Some(reason.to_owned()));
+        row.parcel = None;
         inner.store.commit_snapshots(vec![row.clone()]).await?;
         tell(inner, &row, actor, reason, now).await;
     }

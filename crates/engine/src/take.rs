@@ -12,6 +12,7 @@ use crate::{
     launch::io_error,
     limits,
     operation::{Context, Failure},
+    parcels::fetch,
     reserve,
     session::Session,
     shelf::{self, Making},
@@ -123,6 +124,7 @@ async fn at_rest(
     layer: LayerId,
     previous: Option<LayerId>,
 ) -> Result<Snapshotted, Error> {
+    fetch::ensure_local(inner, session).await?;
     let image = row.image_generation.filter(|_| wanted.memory && row.state == State::Hibernated);
     let (mut execs, mut terminals) = (Vec::new(), Vec::new());
     if image.is_some() {
@@ -225,7 +227,9 @@ async fn commit(context: &Context, snapshot: SnapshotRow, request: Option<Reques
         change.events.push(event.clone());
         change.request.clone_from(&mark);
     };
-    context.finish(Box::new(change)).await
+    context.finish(Box::new(change)).await?;
+    context.inner.expect_packing();
+    Ok(())
 }
 
 /// Removes what nothing refers to.

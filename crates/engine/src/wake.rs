@@ -10,6 +10,7 @@ use crate::{
     launch,
     moments::{self, Moment},
     operation::{Context, Failure},
+    parcels::{self, fetch},
     rollback,
     session::{Live, Session},
     supervisor_client::CallError,
@@ -96,11 +97,13 @@ pub(crate) async fn suspect(layout: &SessionLayout, image_of: Generation) -> Res
 async fn restore(context: &Context, row: &SessionRow) -> Result<(), Failure> {
     let session = &context.session;
     rollback::settle(session).await?;
+    fetch::ensure_own(&context.inner, session).await?;
     let image_of = row.image_generation.ok_or_else(|| Error::internal("a hibernated session has no image"))?;
     let image = session.layout.image(image_of);
     let (inner, row_, image_) = (context.inner.clone(), row.clone(), image.clone());
     let (base, changed) = blocking(move || {
-        ImageDescriptor::read(&image_).and_then(|descriptor| descriptor.check_loadable()).map_err(Error::internal)?;
+        let loadable = ImageDescriptor::read(&image_).and_then(|descriptor| descriptor.check_loadable());
+        loadable.map_err(|e| parcels::image_error(Some(row_.id), e))?;
         let base = inner.programs.pinned(&row_)?.below(inner.shelf.lower(&row_.layers));
         let changed = inner.programs.changed_in_place(&base.pins.template);
         Ok::<_, Error>((base, changed))
@@ -152,6 +155,7 @@ async fn woken(context: &Context, live: &Arc<Live>, row: &SessionRow, changed: O
     let change = move |change: &mut store::SessionChange| {
         change.session.generation = generation;
         change.session.image_generation = None;
+        change.session.parcel = None;
         change.session.reason = None;
         change.session.last_wake = Some(wake.clone());
         change.events.extend(events.clone());
@@ -217,6 +221,7 @@ pub(crate) fn note_disk(session: &Arc<Session>, image_of: Generation) {
 pub(crate) async fn start(context: &Context) -> Result<(), Failure> {
     let session = &context.session;
     rollback::settle(session).await?;
+    fetch::ensure_own(&context.inner, session).await?;
     let row = session.view().row;
     let inner = context.inner.clone();
     let template = row.template_hash.clone().unwrap_or_else(|| row.template.clone());
@@ -246,6 +251,7 @@ async fn started(context: &Context, generation: Generation, pins: Option<wire::c
         let row = &mut change.session;
         row.generation = generation;
         row.image_generation = None;
+        row.parcel = None;
         if let Some(pins) = &pins {
             row.template_hash = Some(pins.template.clone());
             row.guest_hash = Some(pins.guest.clone());

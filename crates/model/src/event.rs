@@ -39,6 +39,8 @@ event_types! {
     SNAPSHOT_DELETED => "snapshot.deleted",
     FORK_MADE => "fork.made",
     ROLLBACK_DONE => "rollback.done",
+    SESSION_IMPORTED => "session.imported",
+    SESSION_RESTORED => "session.restored",
     IDLE_DECIDED => "idle.decided",
     HIBERNATE_DEFERRED => "hibernate.deferred",
     TIMEOUT_NEAR => "timeout.near",

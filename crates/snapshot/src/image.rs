@@ -34,7 +34,7 @@ pub struct ImageDescriptor {
     pub runsc_version: String,
     pub guest_hash: String,
     pub template_hash: String,
-    /// Lower layers of the disk, top-most first.
+    /// Lower layers of the disk, top-most first, where they were when it was written.
     pub lower: Vec<PathBuf>,
     /// What the processor could do: programs may have looked once and rely on it.
     pub cpu_features: BTreeSet<String>,
@@ -69,8 +69,6 @@ pub enum ImageError {
     Newer { path: PathBuf, found: u32 },
     #[error("the memory image needs what this processor lacks: {0}")]
     Processor(String),
-    #[error("the memory image needs {what}, which is not here any more")]
-    Gone { what: String },
     #[error("can't use the memory image at {path}: {source}")]
     Io { path: PathBuf, source: io::Error },
 }
@@ -152,17 +150,14 @@ impl ImageDescriptor {
     /// Whether this machine can load it now.
     ///
     /// # Errors
-    /// [`ImageError::Processor`], [`ImageError::Gone`].
+    /// [`ImageError::Processor`].
     pub fn check_loadable(&self) -> Result<(), ImageError> {
         let here = cpu_features();
         let missing: Vec<&str> = self.cpu_features.difference(&here).map(String::as_str).collect();
         if !missing.is_empty() {
             return Err(ImageError::Processor(missing.join(", ")));
         }
-        match self.lower.iter().find(|layer| !layer.is_dir()) {
-            Some(layer) => Err(ImageError::Gone { what: format!("the layer {}", layer.display()) }),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// All bytes of the image.

@@ -2,6 +2,8 @@
 
 use crate::{BoxFuture, SqliteStore, error::from_sqlx, rows};
 use model::{Timestamp, TokenId, TokenLimits};
+use sqlx::{Connection, sqlite::SqliteConnection};
+use std::{fs::OpenOptions, os::unix::fs::OpenOptionsExt, path::PathBuf};
 use store::{Audit, AuditRow, Cursor, CursorKind, Fut, MAX_PAGE, Meta, Page, StoreError, TokenRow, Tokens};
 
 impl Tokens for SqliteStore {
@@ -130,5 +132,21 @@ impl Meta for SqliteStore {
                 sqlx::query(sql).bind(name).bind(value).execute(conn).await.map(drop).map_err(|e| from_sqlx(&e))
             })
         }))
+    }
+
+    fn copy_to(&self, path: PathBuf) -> Fut<'_, ()> {
+        Box::pin(async move {
+            let Some(path) = path.to_str() else { return Err(StoreError::Database("a path that is no text".to_owned())) };
+            // It takes an empty file, and keeps its mode.
+            let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+            made.map_err(|e| StoreError::Database(format!("can't make {path}: {e}")))?;
+            // SQLite makes the copy in one read transaction, and compact: lang_vacuum, "VACUUM with an INTO clause". A
+            // connection that can't write refuses it.
+            let options = (*self.readers().connect_options()).clone().pragma("query_only", "off");
+            let mut conn = SqliteConnection::connect_with(&options).await.map_err(|e| from_sqlx(&e))?;
+            let copied = sqlx::query("VACUUM INTO ?").bind(path.to_owned()).execute(&mut conn).await;
+            let closed = conn.close().await;
+            copied.map(drop).and(closed).map_err(|e| from_sqlx(&e))
+        })
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::{Cursor, Fut, Page};
 use model::{SessionId, Timestamp, TokenId, TokenLimits};
+use std::path::PathBuf;
 
 /// An access token. Its secret is never stored, only a hash of it.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,4 +71,8 @@ pub trait Meta {
 
     /// Sets the value of a name.
     fn set_meta(&self, name: String, value: String) -> Fut<'_, ()>;
+
+    /// Writes a copy of everything, as it is at one moment, to a file that isn't there yet: one with which such a store can
+    /// be opened. Others go on reading and writing.
+    fn copy_to(&self, path: PathBuf) -> Fut<'_, ()>;
 }

@@ -23,6 +23,7 @@ mod idempotency;
 mod lock;
 mod millis;
 mod page;
+mod parcel;
 mod session;
 mod snapshot;
 mod work;
@@ -33,6 +34,7 @@ pub use event::{EventRow, Events, GlobalSeq, NewEvent};
 pub use idempotency::{Answer, Begun, Idempotency, RequestId};
 pub use lock::{DataLock, LockError};
 pub use page::{Cursor, CursorKind, MAX_PAGE, Page};
+pub use parcel::Parcel;
 pub use session::{
     Committed, RequestMark, Revision, SessionChange, SessionFilter, SessionRow, SessionScan, Sessions, UnreadableSession,
     WakeRecord,

@@ -1,6 +1,6 @@
 //! Sessions as they are kept, and the one way to change them.
 
-use crate::{Cursor, EventRow, ExecRow, Fut, NewEvent, OperationRow, Page, RequestId, SnapshotRow, TerminalRow};
+use crate::{Cursor, EventRow, ExecRow, Fut, NewEvent, OperationRow, Page, Parcel, RequestId, SnapshotRow, TerminalRow};
 use model::{
     EventSeq, Generation, IdlePolicy, Key, LayerId, Memory, Offset, OnTimeout, Resources, Runtime, ServiceSpec, SessionId,
     SnapshotId, State, Timestamp,
@@ -141,6 +141,9 @@ pub struct SessionRow {
     /// Where it stands among snapshots: the latest that was taken of it, or the one it was made from or set back to.
     #[serde(default)]
     pub latest_snapshot: Option<SnapshotId>,
+    /// What the blob store has of it. Given up by whatever may change its disk, before it does.
+    #[serde(default)]
+    pub parcel: Option<Parcel>,
 }
 
 /// What a wake did.
@@ -217,6 +220,7 @@ impl SessionRow {
             layers: Vec::new(),
             disk_epoch: 0,
             latest_snapshot: None,
+            parcel: None,
         }
     }
 

@@ -3,7 +3,7 @@
 //! A snapshot is written together with its session where it is made, by [`crate::Sessions::commit_all`], and by itself
 //! from then on: it outlives its session. Each change is made onto the revision that its author read, as with sessions.
 
-use crate::{Cursor, Fut, Page, Revision};
+use crate::{Cursor, Fut, Page, Parcel, Revision};
 use model::{Generation, LayerId, Runtime, SessionId, SnapshotId, SnapshotName, SnapshotState, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -78,12 +78,9 @@ pub struct SnapshotRow {
     /// Which of its session's upper directories its own layer was taken of; see [`SessionRow::disk_epoch`](crate::SessionRow).
     #[serde(default)]
     pub disk_epoch: u64,
-    /// The blob store has it whole.
+    /// What the blob store has of it.
     #[serde(default)]
-    pub packed: bool,
-    /// A raw copy lies beside the sessions.
-    #[serde(default)]
-    pub local: bool,
+    pub parcel: Option<Parcel>,
     /// How long the session stood still for it.
     #[serde(default)]
     pub paused_ms: u64,
@@ -130,8 +127,7 @@ impl SnapshotRow {
             cpu_features: Vec::new(),
             layers: Vec::new(),
             disk_epoch: 0,
-            packed: false,
-            local: true,
+            parcel: None,
             paused_ms: 0,
             template_row: Value::Null,
             works: Value::Null,
@@ -229,6 +225,6 @@ mod tests {
         );
         let row: SnapshotRow = serde_json::from_str(&text).unwrap();
         let new = SnapshotRow::new(id, session, Runtime::Gvisor, "debian", Timestamp(1));
-        assert_eq!(row, SnapshotRow { state: SnapshotState::Ready, local: false, ..new });
+        assert_eq!(row, SnapshotRow { state: SnapshotState::Ready, ..new });
     }
 }

@@ -23,8 +23,6 @@ pub(crate) const ADDRESSES: &[(&str, &str)] = &[
     ("POST", "/v1/volumes"),
     ("GET", "/v1/secrets"),
     ("POST", "/v1/secrets"),
-    ("GET", "/v1/storage"),
-    ("POST", "/v1/storage"),
 ];
 
 /// Adds them to the table.

@@ -104,8 +104,35 @@ transitions! {
     unpause = Transition::Unpause, "/v1/sessions/{id}/unpause";
     /// The sandbox gone without its memory. Of a hibernated session: gives up the saved memory.
     stop = Transition::Stop, "/v1/sessions/{id}/stop";
-    /// A fresh boot on the same disk.
-    start = Transition::Start, "/v1/sessions/{id}/start";
+}
+
+/// How to start.
+#[derive(Debug, Default, serde::Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct StartQuery {
+    /// `false`: answer 202 with the operation at once. True where missing.
+    pub wait: Option<bool>,
+    /// `true`: answer once the hooks that it has begun have ended, too.
+    pub wait_for_hooks: Option<bool>,
+    /// `true`: of a hibernated session, give up its memory first: for one whose memory is damaged or can't be loaded here.
+    pub disk_only: Option<bool>,
+}
+
+/// A fresh boot on the same disk.
+#[utoipa::path(post, path = "/v1/sessions/{id}/start", tag = "lifecycle", params(("id" = String, Path,), StartQuery),
+    request_body = Nothing,
+    responses((status = 200, body = Session), (status = 202, body = Operation), (status = "default", body = Problem)))]
+pub(crate) async fn start(
+    Shared(app): Shared<AppState>,
+    who: Principal,
+    SessionPath(id): SessionPath,
+    Query(query): Query<StartQuery>,
+    _: Json<Nothing>,
+) -> Result<Response, ApiError> {
+    let to = if query.disk_only == Some(true) { Transition::StartDiskOnly } else { Transition::Start };
+    let wait = WaitQuery { wait: query.wait, wait_for_hooks: query.wait_for_hooks };
+    transition(app, who, id, to, wait).await
 }
 
 /// Let the present sandbox run longer: moves `timeout_at`.

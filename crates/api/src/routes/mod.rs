@@ -12,6 +12,7 @@ pub(crate) mod pages;
 pub(crate) mod services;
 pub(crate) mod sessions;
 pub(crate) mod snapshots;
+pub(crate) mod storage;
 pub(crate) mod terminal_link;
 pub(crate) mod terminals;
 pub(crate) mod view;
@@ -163,6 +164,16 @@ pub(crate) fn table() -> Table {
         .add("POST", "/v1/snapshots/{snapshot}/fork", snapshots::fork_snapshot)
         .add("GET", "/v1/sessions/{id}/events", events::of_session)
         .add("GET", "/v1/events", events::of_all)
+        .add("GET", "/v1/storage", storage::show)
+        .add("POST", "/v1/storage/collect", storage::collect)
+        .add("POST", "/v1/storage/check", storage::check)
+        .add("POST", "/v1/storage/pack", storage::pack)
+        .add("POST", "/v1/storage/backup", storage::backup)
+        .add("GET", "/v1/storage/backups", storage::backups)
+        .add("DELETE", "/v1/storage/backups/{name}", storage::backup_remove)
+        .add("POST", "/v1/storage/rotate-key", storage::rotate_key)
+        .add("GET", "/v1/sessions/{id}/export", storage::export)
+        .add("PUT", "/v1/sessions/import", storage::import)
         .add("GET", "/v1/tokens", admin::tokens)
         .add("POST", "/v1/tokens", admin::token_new)
         .add("DELETE", "/v1/tokens/{token}", admin::token_revoke)

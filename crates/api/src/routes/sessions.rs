@@ -84,6 +84,7 @@ fn wanted(body: CreateSession) -> Result<NewSession, ApiError> {
         ttl_seconds: body.ttl_seconds,
         ephemeral: body.ephemeral.unwrap_or(false),
         snapshot_id: body.snapshot_id,
+        disk_only: body.disk_only.unwrap_or(false),
         services: body.services,
         hooks: body.hooks.into_iter().map(|(name, hook)| (name, hook.argv())).collect(),
     })

@@ -161,6 +161,7 @@ async fn fork(app: AppState, who: Principal, from: ForkOf, body: ForkRequest) ->
         metadata: body.metadata,
         name: body.name,
         secrets: body.secrets.unwrap_or(false),
+        disk_only: body.disk_only.unwrap_or(false),
     };
     let waiting = async move {
         let forked = app.engine().fork(&who, from, new).await?;
@@ -213,7 +214,7 @@ pub(crate) async fn rollback(
     present(&app, &who, body.snapshot_id).await?;
     let (engine, caller) = (app.engine().clone(), who.clone());
     let waiting = async move {
-        let done = engine.rollback(&caller, session, body.snapshot_id).await?;
+        let done = engine.rollback(&caller, session, body.snapshot_id, body.disk_only.unwrap_or(false)).await?;
         Ok((StatusCode::OK, view::session(&done.view, &caller)))
     };
     stream::padded(StatusCode::OK, waiting, move |_| async move {

@@ -41,6 +41,8 @@ pub(crate) fn session(view: &SessionView, who: &crate::auth::Principal) -> Sessi
         memory: row.memory,
         parent: row.parent_session.map(|session_id| Parent { session_id, snapshot_id: row.parent_snapshot }),
         latest_snapshot_id: row.latest_snapshot,
+        packed: row.parcel.is_some(),
+        local: row.parcel.as_ref().is_none_or(|parcel| !parcel.is_away),
         parent_task: row.parent_task.clone(),
         machine: None,
         services: row.services.iter().map(declared).collect(),
@@ -133,8 +135,8 @@ pub(crate) fn snapshot(row: SnapshotRow) -> Snapshot {
             cpu_features: row.cpu_features,
         },
         paused_ms: row.paused_ms,
-        packed: row.packed,
-        local: row.local,
+        packed: row.parcel.is_some(),
+        local: row.parcel.is_none_or(|parcel| !parcel.is_away),
         deleted_at: row.deleted_at,
     }
 }

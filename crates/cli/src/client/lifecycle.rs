@@ -30,6 +30,8 @@ pub enum Verb {
     Unpause,
     Stop,
     Start,
+    /// A start that gives up a saved memory.
+    StartDiskOnly,
     Rm,
 }
 
@@ -44,6 +46,7 @@ impl Verb {
             Verb::Unpause => "unpause",
             Verb::Stop => "stop",
             Verb::Start => "start",
+            Verb::StartDiskOnly => "start?disk_only=true",
         };
         Call::post(format!("{path}/{word}"), body)
     }
@@ -52,7 +55,7 @@ impl Verb {
     fn target(self) -> State {
         match self {
             Verb::Hibernate => State::Hibernated,
-            Verb::Wake | Verb::Unpause | Verb::Start => State::Running,
+            Verb::Wake | Verb::Unpause | Verb::Start | Verb::StartDiskOnly => State::Running,
             Verb::Pause => State::Paused,
             Verb::Stop => State::Stopped,
             Verb::Rm => State::Deleted,
@@ -68,7 +71,8 @@ impl Verb {
             Verb::Wake => state == S::Hibernated,
             Verb::Pause => state == S::Running,
             Verb::Unpause => state == S::Paused,
-            Verb::Start => state == S::Stopped,
+            // Of those whose memory is saved it means only those that are named.
+            Verb::Start | Verb::StartDiskOnly => state == S::Stopped,
             Verb::Rm => state != S::Deleted,
         }
     }

@@ -4,6 +4,7 @@ mod address;
 mod admin;
 mod attach;
 mod backoff;
+mod carry;
 mod copy;
 mod events;
 mod exec;
@@ -19,6 +20,7 @@ mod new;
 mod select;
 mod sessions;
 mod snapshots;
+mod storage;
 mod text;
 mod unpack;
 
@@ -129,7 +131,10 @@ pub async fn run(ctx: &Context, command: Command) -> Result<ExitCode> {
         Command::Pause(which) => lifecycle::each(ctx, lifecycle::Verb::Pause, &which, &lifecycle::Nothing {}).await,
         Command::Unpause(which) => lifecycle::each(ctx, lifecycle::Verb::Unpause, &which, &lifecycle::Nothing {}).await,
         Command::Stop(which) => lifecycle::each(ctx, lifecycle::Verb::Stop, &which, &lifecycle::Nothing {}).await,
-        Command::Start(which) => lifecycle::each(ctx, lifecycle::Verb::Start, &which, &lifecycle::Nothing {}).await,
+        Command::Start { which, disk_only } => {
+            let verb = if disk_only { lifecycle::Verb::StartDiskOnly } else { lifecycle::Verb::Start };
+            lifecycle::each(ctx, verb, &which, &lifecycle::Nothing {}).await
+        }
         Command::Rm(which) => lifecycle::each(ctx, lifecycle::Verb::Rm, &which, &lifecycle::Nothing {}).await,
         Command::Extend { session, by } => lifecycle::extend(ctx, &session, by).await.map(done),
         Command::Snapshot { session, name, keep, no_memory, label } => {
@@ -137,8 +142,18 @@ pub async fn run(ctx: &Context, command: Command) -> Result<ExitCode> {
             snapshots::take(ctx, &session, wish).await.map(done)
         }
         Command::Snapshots { session, all } => snapshots::list(ctx, session.as_deref(), all).await.map(done),
-        Command::Fork { from, count, name, meta } => snapshots::fork(ctx, &from, count, name, meta).await,
-        Command::Rollback { session, snapshot } => snapshots::rollback(ctx, &session, &snapshot).await.map(done),
+        Command::Fork { from, count, name, meta, disk_only } => snapshots::fork(ctx, &from, count, name, meta, disk_only).await,
+        Command::Rollback { session, snapshot, disk_only } => {
+            snapshots::rollback(ctx, &session, &snapshot, disk_only).await.map(done)
+        }
+        Command::Storage { command } => storage::command(ctx, command).await,
+        Command::Export { session, file } => carry::export(ctx, &session, &file).await.map(done),
+        Command::Import { file, new_id, disk_only, trust_runtime } => {
+            carry::import(ctx, &file, carry::How { new_id, disk_only, trust_runtime }).await.map(done)
+        }
+        Command::Backup { list: true, .. } => storage::backups(ctx).await.map(done),
+        Command::Backup { rm: Some(name), .. } => storage::backup_remove(ctx, &name).await.map(done),
+        Command::Backup { to, .. } => storage::backup(ctx, to).await,
         Command::SnapshotRm { snapshots } => snapshots::remove(ctx, &snapshots).await,
         Command::History { session } => history::command(ctx, &session).await.map(done),
         Command::Cp { source, target } => copy::command(ctx, &source, &target).await.map(done),
@@ -148,8 +163,10 @@ pub async fn run(ctx: &Context, command: Command) -> Result<ExitCode> {
         Command::Events { session, follow } => events::command(ctx, session.as_deref(), follow).await.map(done),
         Command::Down { hibernate } => admin::down(ctx, hibernate).await.map(done),
         Command::Version => admin::version(ctx).await.map(done),
-        Command::Serve(_) | Command::Supervise { .. } | Command::Doctor | Command::Completions { .. } => {
-            Err(Failure::usage("this command doesn't talk to a server"))
-        }
+        Command::Serve(_)
+        | Command::Supervise { .. }
+        | Command::Doctor
+        | Command::Completions { .. }
+        | Command::Restore { .. } => Err(Failure::usage("this command doesn't talk to a server")),
     }
 }

@@ -60,10 +60,11 @@ pub async fn run(
 
 /// Gets or creates a session, and says on standard error what isn't as it was asked for.
 async fn ensure_session(ctx: &Context, key: Option<String>, options: NewOptions) -> Result<(Session, Value)> {
-    let from = options.from.clone();
+    let (from, disk_only) = (options.from.clone(), options.disk_only);
     let mut request = request(key, options)?;
     if let Some(word) = from {
         request.snapshot_id = Some(snapshots::find(&ctx.client, &word).await?.id);
+        request.disk_only = disk_only.then_some(true);
     }
     let value: Value = ctx.client.json(Call::post("/v1/sessions", &request)).await?;
     let made: CreatedSession = Context::read(&value)?;

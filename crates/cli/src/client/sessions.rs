@@ -176,6 +176,8 @@ fn describe(session: &Session) -> String {
             format!("{snapshot}session {}", parent.session_id)
         }),
     );
+    let kept = if session.local { "here and in the object store" } else { "in the object store alone; fetched when needed" };
+    some("kept", session.packed.then(|| kept.to_owned()));
     some("snapshot", session.latest_snapshot_id.map(|id| id.to_string()));
     some("part of", session.parent_task.clone());
     for (name, value) in &session.metadata {

@@ -197,12 +197,14 @@ pub async fn fork(
     count: ForkCount,
     name: Option<String>,
     meta: Vec<(String, String)>,
+    disk_only: bool,
 ) -> Result<ExitCode> {
     let path = match origin(&ctx.client, word).await? {
         Origin::Session(id) => format!("/v1/sessions/{id}/fork"),
         Origin::Snapshot(id) => format!("/v1/snapshots/{id}/fork"),
     };
-    let request = ForkRequest { count: Some(count), metadata: meta.into_iter().collect(), name, secrets: None };
+    let (metadata, disk_only) = (meta.into_iter().collect(), disk_only.then_some(true));
+    let request = ForkRequest { count: Some(count), metadata, name, secrets: None, disk_only };
     let value: Value = ctx.client.json(Call::post(path, &request)).await?;
     let answer: ForkAnswer = Context::read(&value)?;
     if ctx.json {
@@ -222,10 +224,10 @@ pub async fn fork(
 ///
 /// # Errors
 /// What the server refuses; a session that doesn't run afterwards.
-pub async fn rollback(ctx: &Context, word: &str, snapshot: &str) -> Result<()> {
+pub async fn rollback(ctx: &Context, word: &str, snapshot: &str, disk_only: bool) -> Result<()> {
     let session = select::session(&ctx.client, word).await?;
     let snapshot = find(&ctx.client, snapshot).await?;
-    let request = RollbackRequest { snapshot_id: snapshot.id };
+    let request = RollbackRequest { snapshot_id: snapshot.id, disk_only: disk_only.then_some(true) };
     let value: Value = ctx.client.json(Call::post(format!("/v1/sessions/{}/rollback", session.id), &request)).await?;
     let after: Session = Context::read(&value)?;
     let id = session.id;

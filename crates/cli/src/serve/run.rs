@@ -121,6 +121,9 @@ fn config(settings: &Settings) -> anyhow::Result<engine::Config> {
         confirm: settings.confirm,
         keep_output: settings.keep_output,
         webhooks: settings.webhooks.clone(),
+        object_store: settings.object_store.clone(),
+        pack_after: settings.pack_after,
+        cache_bytes: settings.cache_bytes,
     })
 }
 

@@ -22,6 +22,8 @@ use std::{
 
 /// A first pass that took longer than this has left time for many changes: another one is worth its while.
 const WORTH_ANOTHER: Duration = Duration::from_secs(1);
+/// So is one where more than this was changed so lately that it would have to be copied again.
+const WORTH_A_WAIT: u64 = 4 << 20;
 /// But not for ever: a program may write faster than anybody copies.
 const PASSES_MAX: usize = 3;
 /// More names than this no file in a layer gets by sharing: ext4 allows 65,000, the others more.
@@ -152,12 +154,23 @@ impl Capture {
             if self.calm.is_possible() {
                 self.walk(false)?;
             }
-            if begun.elapsed() < WORTH_ANOTHER {
+            let restless = self.restless_bytes();
+            if begun.elapsed() < WORTH_ANOTHER && restless < WORTH_A_WAIT {
                 break;
+            }
+            // Once they have been calm for that long, they need not be copied again while all stand still.
+            if restless >= WORTH_A_WAIT {
+                std::thread::sleep(self.calm.settle());
             }
         }
         tracing::debug!(layer = %self.staging.id, files = self.copied, "copied ahead");
         Ok(())
+    }
+
+    /// Bytes of files that the last pass copied and that a later change could be missed of.
+    fn restless_bytes(&self) -> u64 {
+        let last = self.pass.number;
+        self.copies.iter().filter(|copy| copy.pass == last && !copy.is_calm).map(|copy| copy.print.size).sum()
     }
 
     fn sync(&mut self) -> Result<(), LayerError> {

@@ -85,6 +85,11 @@ impl Calm {
         Ok(())
     }
 
+    /// How long a file must have been calm.
+    pub(super) fn settle(&self) -> Duration {
+        self.settle
+    }
+
     pub(super) fn was_synced(&self) -> bool {
         !matches!(self.synced, Synced::Never)
     }

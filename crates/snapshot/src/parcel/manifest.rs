@@ -27,6 +27,8 @@ pub enum ParcelKind {
     Session,
     /// A session on its way to another server.
     Export,
+    /// All that a server has; its row names the other manifests.
+    Backup,
 }
 
 /// What belongs together. Rows are the caller's own, and kept as they are.
@@ -42,6 +44,9 @@ pub struct Manifest {
     /// The session and what ran in it.
     #[serde(default)]
     pub session: Option<Value>,
+    /// The session's own part of its disk, on top of all layers.
+    #[serde(default)]
+    pub upper: Option<TreeRef>,
     /// The disk above the guest's layer and the template, top first.
     #[serde(default)]
     pub layers: Vec<LayerPart>,
@@ -57,6 +62,12 @@ pub struct Manifest {
     pub runsc: Option<RunscPart>,
     #[serde(default)]
     pub requires: Requires,
+    /// What a fork of it has anew, in words.
+    #[serde(default)]
+    pub renews: Vec<String>,
+    /// What doesn't fit into rows, as the caller writes it.
+    #[serde(default)]
+    pub history: Option<StreamRef>,
 }
 
 /// A disk layer: see [`LayerStore::adopt`](crate::layer::LayerStore::adopt).
@@ -159,11 +170,11 @@ impl Manifest {
 
     /// All that it refers to: what a collection must leave alone.
     pub fn streams(&self) -> impl Iterator<Item = &StreamRef> {
-        let trees = self.layers.iter().map(|part| &part.tree);
+        let trees = self.upper.iter().chain(self.layers.iter().map(|part| &part.tree));
         let trees = trees.chain(self.template.iter().map(|part| &part.tree)).chain(self.guest.iter().map(|part| &part.tree));
         let images = self.image.iter().flat_map(|part| &part.image.files);
         let files = images.chain(self.journals.iter().flat_map(|part| &part.segments)).map(|(_, stream)| stream);
-        trees.map(|tree| &tree.stream).chain(files).chain(self.runsc.iter().map(|part| &part.stream))
+        trees.map(|tree| &tree.stream).chain(files).chain(self.runsc.iter().map(|part| &part.stream)).chain(&self.history)
     }
 }
 

@@ -131,4 +131,10 @@ pub async fn meta_is_kept(store: Under) {
         assert_eq!(store.meta("a".into()).await.unwrap().as_deref(), Some(value));
     }
     assert_eq!(store.meta("A".into()).await.unwrap(), None);
+    // A copy is a file of its own, and never takes the place of one.
+    let path = std::env::temp_dir().join(format!("dormouse-copy-{}", model::SessionId::new()));
+    store.copy_to(path.clone()).await.unwrap();
+    assert!(std::fs::metadata(&path).unwrap().len() > 0);
+    assert!(store.copy_to(path.clone()).await.is_err());
+    std::fs::remove_file(path).unwrap();
 }

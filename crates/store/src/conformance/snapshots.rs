@@ -1,7 +1,7 @@
 //! Checks of snapshots.
 
 use super::*;
-use crate::{Cursor, Revision, SnapshotFilter, SnapshotRow, StoreError};
+use crate::{Cursor, Parcel, Revision, SnapshotFilter, SnapshotRow, StoreError};
 use model::{EventSeq, Generation, LayerId, SnapshotId, SnapshotState, State};
 
 fn new_snapshot(session: SessionId) -> SnapshotRow {
@@ -37,8 +37,17 @@ fn full_snapshot(session: SessionId) -> SnapshotRow {
         cpu_features: vec!["avx2".to_owned()],
         layers: vec![LayerId::new(), LayerId::new()],
         disk_epoch: 4,
-        packed: true,
-        local: false,
+        parcel: Some(Parcel {
+            manifest: "m".to_owned(),
+            packed_at: Timestamp(4),
+            generation: Generation(3),
+            disk_epoch: 4,
+            plain_bytes: 5,
+            disk_bytes: 2,
+            own_bytes: 4,
+            new_bytes: 3,
+            is_away: true,
+        }),
         paused_ms: 12,
         template_row: json!({"env": {"A": "\u{0}b"}}),
         works: json!({"execs": []}),
@@ -71,7 +80,7 @@ pub async fn snapshots_read_back_as_written(store: Under) {
     row.was_committed();
     assert_eq!(row.revision, Revision(1));
     assert_eq!(store.snapshot(row.id).await.unwrap(), Some(row.clone()));
-    row.packed = false;
+    row.parcel = None;
     row.keep_until = None;
     let row = put(&store, row).await;
     assert_eq!((row.revision, store.snapshot(row.id).await.unwrap()), (Revision(2), Some(row.clone())));
@@ -89,9 +98,9 @@ pub async fn snapshots_read_back_as_written(store: Under) {
 pub async fn a_stale_snapshot_is_refused_whole(store: Under) {
     let session = insert(&store, new_row()).await;
     let old = put(&store, new_snapshot(session.id)).await;
-    let new = put(&store, SnapshotRow { packed: true, ..old.clone() }).await;
+    let new = put(&store, SnapshotRow { memory: true, ..old.clone() }).await;
     let conflict = StoreError::SnapshotConflict { snapshot: old.id, expected: Revision(1), found: Revision(2) };
-    let stale = SnapshotRow { local: false, ..old.clone() };
+    let stale = SnapshotRow { size_bytes: 1, ..old.clone() };
     assert_eq!(store.commit_snapshots(vec![new_snapshot(session.id), stale.clone()]).await, Err(conflict.clone()));
     let mut change = SessionChange::new(SessionRow { name: Some("x".into()), ..session.clone() });
     change.events.push(note("x"));
@@ -204,7 +213,7 @@ pub async fn snapshots_outlive_their_session(store: Under) {
     assert_eq!(store.purge_deleted(Timestamp(2)).await.unwrap(), [session]);
     assert_eq!(store.session(session).await.unwrap(), None);
     assert_eq!(store.snapshots_of(session).await.unwrap().len(), 2);
-    let kept = put(&store, SnapshotRow { local: false, ..kept }).await;
+    let kept = put(&store, SnapshotRow { size_bytes: 1, ..kept }).await;
     assert_eq!(store.snapshot_by_name("kept".into()).await.unwrap(), Some(kept));
 }
 

@@ -52,6 +52,7 @@ fn manifest() -> Manifest {
         server_version: "0.1.0".to_owned(),
         row: json!({ "id": "a", "labels": { "x": "é\n" } }),
         session: Some(json!({ "id": "b" })),
+        upper: Some(tree(9)),
         layers: vec![layer(1), layer(2)],
         image: Some(ImagePart { generation: Generation(3), descriptor: image, image: ImageRef { files } }),
         journals: vec![JournalPart { path: "execs/1".to_owned(), segments: vec![("0.seg".to_owned(), stream(5))] }],
@@ -65,6 +66,8 @@ fn manifest() -> Manifest {
             memory_bytes: 1 << 30,
             generation: Some(Generation(3)),
         },
+        renews: vec!["hostname".to_owned()],
+        history: Some(stream(10)),
     }
 }
 
@@ -81,7 +84,7 @@ fn it_reads_back_and_tells_all_its_streams() {
     assert_eq!(manifest.encode().unwrap(), bytes);
     let mut streams: Vec<u64> = manifest.streams().map(|stream| stream.len).collect();
     streams.sort_unstable();
-    assert_eq!(streams, [1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(streams, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
 }
 
 /// Every reference that is in the text is among the streams: none that is added later can be forgotten.
