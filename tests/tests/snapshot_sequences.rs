@@ -9,6 +9,9 @@ use std::{collections::BTreeMap, thread, time::Duration};
 /// Sequences, and operations of each.
 const SEQUENCES: u64 = 30;
 const SEQUENCES_LONG: u64 = 200;
+/// The same where an S3 server is killed on the way, which takes its time to come back.
+const SEQUENCES_S3: u64 = 30;
+const SEQUENCES_S3_LONG: u64 = 100;
 const OPERATIONS: u64 = 6;
 /// Sessions of a sequence at most.
 const MOST: usize = 4;
@@ -62,7 +65,13 @@ fn what_was_packed_comes_back_though_the_s3_server_is_killed_in_mid_upload() {
 
 impl World {
     fn go(mut self) {
-        for _ in 0..if long() { SEQUENCES_LONG } else { SEQUENCES } {
+        let sequences = match (self.place.is_some(), long()) {
+            (false, false) => SEQUENCES,
+            (false, true) => SEQUENCES_LONG,
+            (true, false) => SEQUENCES_S3,
+            (true, true) => SEQUENCES_S3_LONG,
+        };
+        for _ in 0..sequences {
             self.begin();
             for _ in 0..OPERATIONS {
                 self.step();
@@ -121,7 +130,7 @@ impl World {
 
     fn step(&mut self) {
         let n = usize::try_from(self.choices.below(self.sessions.len() as u64)).expect("small");
-        match self.choices.below(if self.place.is_some() { 16 } else { 12 }) {
+        match self.choices.below(if self.place.is_some() { 14 } else { 12 }) {
             0..=2 => self.write(n),
             3 | 4 => self.snapshot(n),
             5 | 6 => self.fork(n),
@@ -129,7 +138,7 @@ impl World {
             9 => self.sleep_or_stop(n),
             10 => self.delete_snapshot(),
             11 => self.delete(n),
-            12..=14 => self.strike_the_store(),
+            12 => self.strike_the_store(),
             _ => self.collect(),
         }
         if let Some(last) = self.sessions.len().checked_sub(1) {
