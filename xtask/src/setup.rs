@@ -14,7 +14,7 @@ type Need = (&'static str, &'static str);
 /// What running and building sessions needs.
 const RUN: [Need; 3] = [("mmdebstrap", "mmdebstrap"), ("git", "git"), ("cc", "build-essential")];
 /// What the tests need besides.
-const TEST: [Need; 9] = [
+const TEST: [Need; 10] = [
     ("tmux", "tmux"),
     ("vim", "vim"),
     ("htop", "htop"),
@@ -22,6 +22,7 @@ const TEST: [Need; 9] = [
     ("python3", "python3"),
     ("dpkg-deb", "dpkg"),
     ("mkfs.ext4", "e2fsprogs"),
+    ("mkfs.xfs", "xfsprogs"),
     ("curl", "curl"),
     ("zstd", "zstd"),
 ];

@@ -5,7 +5,8 @@
 //! since small chunks share blocks (see `block`). It also fits that images list their pages without gaps: a page
 //! more or less moves all that follow by one page, and each is found again.
 //!
-//! **Files** are cut by content (FastCDC): 256 KiB at least, 512 KiB on average, 2 MiB at most. A small file is one chunk.
+//! **Files** are cut by content (FastCDC): 384 KiB at least, which are passed over without a look, 512 KiB on average, 2 MiB at
+//! most. A small file is one chunk.
 //! 100,000 small files need nothing else: each is a chunk of its own, found again as a whole, and a few hundred share a
 //! block, so they cost what their compressed bytes cost and 36 bytes each in the pack's trailer.
 
@@ -26,7 +27,7 @@ impl Chunking {
     pub const MEMORY: Chunking = Chunking::Fixed(4096);
 }
 
-const CDC_MIN: usize = 256 << 10;
+const CDC_MIN: usize = 384 << 10;
 const CDC_AVG: usize = 512 << 10;
 const CDC_MAX: usize = 2 << 20;
 /// How much is read before it is cut, or worked on as one.
@@ -56,7 +57,7 @@ impl Segment {
 }
 
 /// Cuts a stream as it comes.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Cutter {
     chunking: Chunking,
 }

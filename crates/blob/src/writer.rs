@@ -152,41 +152,102 @@ impl Work {
     }
 }
 
-/// Where a stream comes from.
-enum Source<'a> {
-    Async(&'a mut (dyn AsyncRead + Unpin + Send)),
-    /// Taken out while a thread that may block reads.
-    Blocking(Option<Box<dyn Read + Send>>),
+/// What of a stream was read and isn't cut yet.
+#[derive(Debug, Default)]
+struct Feed {
+    buffer: Vec<u8>,
+    is_end: bool,
 }
 
-impl Source<'_> {
-    /// Fills the buffer up to `size`; true at the end.
-    async fn fill(&mut self, buffer: &mut Vec<u8>, size: usize) -> Result<bool, Error> {
-        let failed = |e| Error::io("can't read what is to be stored", e);
-        let wanted = size.saturating_sub(buffer.len());
-        buffer.reserve_exact(wanted);
-        match self {
-            Source::Async(reader) => {
-                (&mut **reader).take(wanted as u64).read_to_end(buffer).await.map_err(failed)?;
+/// How much is to be read before the next cut; short streams are known to be short before much room is made for them.
+fn steps(cutter: Cutter) -> [usize; 2] {
+    [FIRST.min(cutter.window()), cutter.window()]
+}
+
+impl Feed {
+    /// How much more is wanted of a buffer that is to hold `size`.
+    fn wanted(&mut self, size: usize) -> usize {
+        let wanted = size.saturating_sub(self.buffer.len());
+        self.buffer.reserve_exact(wanted);
+        wanted
+    }
+
+    /// Reads on and takes what can be cut. Blocks.
+    fn read(&mut self, reader: &mut dyn Read, cutter: Cutter) -> std::io::Result<Vec<Segment>> {
+        for size in steps(cutter) {
+            if self.is_end {
+                break;
             }
-            Source::Blocking(slot) => {
-                let mut reader = slot.take().ok_or_else(|| Error::Aborted("reading".to_owned()))?;
-                let mut own = std::mem::take(buffer);
-                let read = tokio::task::spawn_blocking(move || {
-                    let done = (&mut *reader).take(wanted as u64).read_to_end(&mut own);
-                    (reader, own, done)
-                });
-                let (reader, own, done) = read.await.map_err(aborted)?;
-                (*slot, *buffer) = (Some(reader), own);
-                done.map_err(failed)?;
+            let wanted = self.wanted(size);
+            if wanted > 0 {
+                reader.take(wanted as u64).read_to_end(&mut self.buffer)?;
+                self.is_end = self.buffer.len() < size;
             }
         }
-        Ok(buffer.len() < size)
+        Ok(cutter.cut(&mut self.buffer, self.is_end))
     }
+
+    /// The same of one that doesn't block.
+    async fn read_async(&mut self, reader: &mut (dyn AsyncRead + Unpin + Send), cutter: Cutter) -> std::io::Result<Vec<Segment>> {
+        for size in steps(cutter) {
+            if self.is_end {
+                break;
+            }
+            let wanted = self.wanted(size);
+            if wanted > 0 {
+                (&mut *reader).take(wanted as u64).read_to_end(&mut self.buffer).await?;
+                self.is_end = self.buffer.len() < size;
+            }
+        }
+        Ok(cutter.cut(&mut self.buffer, self.is_end))
+    }
+}
+
+fn unreadable(error: std::io::Error) -> Error {
+    Error::io("can't read what is to be stored", error)
 }
 
 fn aborted(error: tokio::task::JoinError) -> Error {
     Error::Aborted(format!("a task of the repository ({error})"))
+}
+
+/// A stream on its way into the repository.
+struct Pouring<'a> {
+    writer: &'a Writer,
+    list: ListBuilder,
+    jobs: Jobs,
+}
+
+impl<'a> Pouring<'a> {
+    fn new(writer: &'a Writer) -> Pouring<'a> {
+        Pouring { writer, list: ListBuilder::default(), jobs: Jobs::new() }
+    }
+
+    async fn push(&mut self, segments: Vec<Segment>) -> Result<(), Error> {
+        let cipher = &self.writer.repository.inner.cipher;
+        for segment in segments {
+            self.jobs.push_back(self.writer.spawn(move |work| work.store_segment(&segment)).await?);
+            while self.jobs.len() > crate::repository::threads() + 1 {
+                next(&mut self.jobs, &mut self.list, cipher).await?;
+            }
+        }
+        if self.list.nodes.len() >= NODES_AT_ONCE {
+            self.writer.store_nodes(std::mem::take(&mut self.list.nodes)).await?;
+        }
+        Ok(())
+    }
+
+    async fn finish(mut self) -> Result<StreamRef, Error> {
+        let cipher = &self.writer.repository.inner.cipher;
+        while !self.jobs.is_empty() {
+            next(&mut self.jobs, &mut self.list, cipher).await?;
+        }
+        let (stream, nodes) = self.list.finish(cipher);
+        if !nodes.is_empty() {
+            self.writer.store_nodes(nodes).await?;
+        }
+        Ok(stream)
+    }
 }
 
 impl Writer {
@@ -235,47 +296,37 @@ impl Writer {
     /// # Errors
     /// [`Error::Io`] of the reader; what went wrong with earlier uploads.
     pub async fn write_stream(&self, mut reader: impl AsyncRead + Unpin + Send, chunking: Chunking) -> Result<StreamRef, Error> {
-        self.write(Source::Async(&mut reader), chunking).await
+        let (cutter, mut feed, mut pouring) = (Cutter::new(chunking), Feed::default(), Pouring::new(self));
+        while !feed.is_end {
+            let segments = feed.read_async(&mut reader, cutter).await.map_err(unreadable)?;
+            pouring.push(segments).await?;
+        }
+        pouring.finish().await
     }
 
-    /// The same for a reader that blocks, such as a file.
+    /// The same for a reader that blocks, such as a file. It is read and cut ahead while what came before is stored.
     ///
     /// # Errors
     /// As [`Writer::write_stream`].
     pub async fn write_file(&self, reader: impl Read + Send + 'static, chunking: Chunking) -> Result<StreamRef, Error> {
-        self.write(Source::Blocking(Some(Box::new(reader))), chunking).await
-    }
-
-    async fn write(&self, mut source: Source<'_>, chunking: Chunking) -> Result<StreamRef, Error> {
-        let cipher = &self.repository.inner.cipher;
-        let cutter = Cutter::new(chunking);
-        let (mut buffer, mut list, mut jobs) = (Vec::new(), ListBuilder::default(), Jobs::new());
-        let mut is_end = source.fill(&mut buffer, FIRST.min(cutter.window())).await?;
+        let (cutter, mut pouring) = (Cutter::new(chunking), Pouring::new(self));
+        let read = move |mut reader: Box<dyn Read + Send>, mut feed: Feed| {
+            tokio::task::spawn_blocking(move || {
+                let segments = feed.read(&mut *reader, cutter);
+                (reader, feed, segments)
+            })
+        };
+        let mut reading = read(Box::new(reader), Feed::default());
         loop {
-            if !is_end && buffer.len() < cutter.window() {
-                is_end = source.fill(&mut buffer, cutter.window()).await?;
+            let (reader, feed, segments) = reading.await.map_err(aborted)?;
+            let segments = segments.map_err(unreadable)?;
+            if feed.is_end {
+                pouring.push(segments).await?;
+                return pouring.finish().await;
             }
-            for segment in cutter.cut(&mut buffer, is_end) {
-                jobs.push_back(self.spawn(move |work| work.store_segment(&segment)).await?);
-                while jobs.len() > crate::repository::threads() + 1 {
-                    next(&mut jobs, &mut list, cipher).await?;
-                }
-            }
-            if list.nodes.len() >= NODES_AT_ONCE {
-                self.store_nodes(std::mem::take(&mut list.nodes)).await?;
-            }
-            if is_end {
-                break;
-            }
+            reading = read(reader, feed);
+            pouring.push(segments).await?;
         }
-        while !jobs.is_empty() {
-            next(&mut jobs, &mut list, cipher).await?;
-        }
-        let (stream, nodes) = list.finish(cipher);
-        if !nodes.is_empty() {
-            self.store_nodes(nodes).await?;
-        }
-        Ok(stream)
     }
 
     async fn store_nodes(&self, nodes: Vec<Bytes>) -> Result<(), Error> {
