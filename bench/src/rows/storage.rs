@@ -176,7 +176,7 @@ fn on_all<C, T: Send>(
     };
     let threads = thread::available_parallelism()?.get();
     let shares: Vec<Result<Vec<(usize, T)>>> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(&share)).collect();
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(share)).collect();
         workers.into_iter().map(|worker| worker.join().expect("a worker fails by its result")).collect()
     });
     let mut done: Vec<(usize, T)> = shares.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();

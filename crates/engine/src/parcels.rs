@@ -51,6 +51,8 @@ pub(crate) struct Depot {
     /// Shared by who packs, held alone by who collects: no manifest may come to refer to what is just being removed.
     gate: RwLock<()>,
     turns: fetch::Turns,
+    /// Held by who packs what is due and gives files up.
+    passes: tokio::sync::Mutex<()>,
     known: Mutex<Known>,
     /// Since when something waits to be packed, and what is said where it can't be.
     trouble: Mutex<Option<String>>,
@@ -85,6 +87,7 @@ impl Depot {
             open: tokio::sync::Mutex::default(),
             gate: RwLock::default(),
             turns: Default::default(),
+            passes: Default::default(),
             known: Mutex::default(),
             trouble: Mutex::default(),
             due: Mutex::default(),

@@ -124,6 +124,7 @@ async fn at_rest(
     layer: LayerId,
     previous: Option<LayerId>,
 ) -> Result<Snapshotted, Error> {
+    let _reading = session.at_rest.read().await;
     fetch::ensure_local(inner, session).await?;
     let image = row.image_generation.filter(|_| wanted.memory && row.state == State::Hibernated);
     let (mut execs, mut terminals) = (Vec::new(), Vec::new());

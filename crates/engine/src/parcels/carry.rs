@@ -98,6 +98,7 @@ impl Engine {
     ) -> Result<Manifest, Error> {
         let inner = &self.inner;
         if !session.view().row.state.has_sandbox() {
+            let _reading = session.at_rest.read().await;
             fetch::ensure_local(inner, session).await?;
             facts::drain(inner, session).await?;
             let row = session.view().row;

@@ -30,7 +30,8 @@ use std::{
 use store::{SessionChange, SessionRow, SnapshotRow};
 use wire::layout::SessionLayout;
 
-/// Fetches the files of a session that sleeps, where they are away.
+/// Fetches the files of a session that sleeps, where they are away. Who needs them for a while holds `session.at_rest` from
+/// before this on: they aren't given up meanwhile.
 ///
 /// # Errors
 /// What the store says, before anything was put in place: [`Error::ObjectStore`], [`Error::Damaged`] with the file.
@@ -43,6 +44,8 @@ pub(crate) async fn ensure_local(inner: &Arc<Inner>, session: &Arc<Session>) -> 
 /// # Errors
 /// As [`ensure_local`].
 pub(crate) async fn ensure_own(inner: &Arc<Inner>, session: &Arc<Session>) -> Result<(), Error> {
+    // Whoever packed it and saw nothing under way has committed that by then; whoever looks later sees this operation.
+    drop(session.launching.acquire().await.map_err(|_| Error::ShuttingDown)?);
     if session.view().row.parcel.is_some() { bring(inner, session, true).await } else { Ok(()) }
 }
 

@@ -28,7 +28,9 @@ pub(crate) async fn keep(inner: Arc<Inner>) {
                     Ok(next) => {
                         failures = 0;
                         inner.depot.set_trouble(None);
-                        next.map(|at| inner.depot.expect(at));
+                        if let Some(at) = next {
+                            inner.depot.expect(at);
+                        }
                         continue;
                     }
                     Err(error) => {
@@ -76,6 +78,8 @@ impl Depot {
 /// Packs all that is due, or with `at_once` all that will be, then looks after the cache. Answers when the next is due. What
 /// fails by itself is told and passed over, to be tried at the next pass; a store that can't be used ends the pass.
 pub(crate) async fn pass(inner: &Arc<Inner>, at_once: bool) -> Result<Option<Timestamp>, Error> {
+    // One at a time: what one gives up the other may be reading.
+    let _turn = inner.depot.passes.lock().await;
     let mut next: Option<Timestamp> = None;
     let mut later = |at: Timestamp| next = Some(next.map_or(at, |next| next.min(at)));
     let now = inner.now();
@@ -171,6 +175,7 @@ pub(crate) async fn pack_session(inner: &Arc<Inner>, id: SessionId) -> Result<bo
         return Ok(false);
     }
     crate::facts::drain(inner, &session).await?;
+    let _reading = session.at_rest.read().await;
     let _gate = inner.depot.gate.read().await;
     let row = session.view().row;
     let contents = pack::Contents::of_session(inner, &row);
