@@ -232,7 +232,7 @@ fn what_is_wrong_or_not_built_is_named() {
     let wrong = server.client.send("PUT", "/v1/sessions", &[], Some(b"{}")).expect("an answer").expect(405);
     assert_eq!(wrong.problem(), "method_not_allowed");
     // Parts of the contract that come later say so.
-    for path in ["/v1/machines", "/v1/volumes", "/v1/secrets", "/v1/storage", "/v1/recovery"] {
+    for path in ["/v1/machines", "/v1/volumes", "/v1/secrets", "/v1/recovery"] {
         assert_eq!(server.client.get(path).expect(400).problem(), "not_built", "{path}");
     }
     for path in ["/feed", "/notes", "/checkpoints"] {

@@ -98,11 +98,10 @@ fn a_wake_that_fails_names_the_cause_and_keeps_the_image() {
     fs::rename(&descriptor, &hidden).expect("it can be renamed");
 
     let failed = session.call("wake");
-    assert_eq!((failed.status, failed.problem().as_str()), (422, "operation_failed"), "{}", failed.text());
-    assert!(failed.json()["operation_id"].is_string(), "{}", failed.text());
+    assert_eq!((failed.status, failed.problem().as_str()), (422, "damaged"), "{}", failed.text());
     assert!(failed.json()["detail"].as_str().is_some_and(|detail| detail.contains("image")), "{}", failed.text());
     let exec = session.client.post(&session.path("/execs?wait=true"), &json!({ "shell": "true" }));
-    assert_eq!((exec.status, exec.problem().as_str()), (422, "operation_failed"), "{}", exec.text());
+    assert_eq!((exec.status, exec.problem().as_str()), (422, "damaged"), "{}", exec.text());
     let answer = session.client.post(&session.path("/connect"), &json!({})).expect(200).json();
     assert_eq!((&answer["status"], &answer["woken"]), (&json!("hibernated"), &json!(false)), "{answer}");
     assert!(answer["problem"]["detail"].as_str().is_some_and(|detail| detail.contains("image")), "{answer}");

@@ -130,7 +130,11 @@ impl World {
 
     fn step(&mut self) {
         let n = usize::try_from(self.choices.below(self.sessions.len() as u64)).expect("small");
-        match self.choices.below(if self.place.is_some() { 14 } else { 12 }) {
+        // It takes its time to come back.
+        if self.place.is_some() && self.choices.below(24) == 0 {
+            self.strike_the_store();
+        }
+        match self.choices.below(if self.place.is_some() { 13 } else { 12 }) {
             0..=2 => self.write(n),
             3 | 4 => self.snapshot(n),
             5 | 6 => self.fork(n),
@@ -138,7 +142,6 @@ impl World {
             9 => self.sleep_or_stop(n),
             10 => self.delete_snapshot(),
             11 => self.delete(n),
-            12 => self.strike_the_store(),
             _ => self.collect(),
         }
         if let Some(last) = self.sessions.len().checked_sub(1) {
