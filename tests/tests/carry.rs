@@ -230,8 +230,10 @@ fn a_restore_never_touches_sessions_that_are_there() {
     let server = Place::folder().server();
     let session = server.session();
     let place = server.data().join("objects").to_string_lossy().into_owned();
-    let nowhere = server.cli(&["restore", &place, "--data", "/nonexistent/x"]).output().expect("it runs");
-    assert!(!nowhere.status.success(), "there is no backup yet");
+    let fresh = tempfile::tempdir().expect("a directory");
+    let data = fresh.path().join("data");
+    let nothing = server.cli(&["restore", &place, "--data", &data.to_string_lossy()]).output().expect("it runs");
+    assert!(!nothing.status.success() && !data.exists(), "there is no backup yet, and nothing is made");
     cli(&server, &["backup"]);
     let used = tempfile::tempdir().expect("a directory");
     fs::write(used.path().join("store.db"), "something").expect("a file");

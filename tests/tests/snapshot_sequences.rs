@@ -161,6 +161,10 @@ impl World {
         let way = self.choices.below(6);
         self.tell(format!("write {way} {name} {word} in {n}"));
         let known = &mut self.sessions[n];
+        // It is started for this, without what was in its memory.
+        if std::mem::take(&mut known.stopped) {
+            known.content.memory.clear();
+        }
         let disk = &mut known.content.disk;
         let command = match way {
             0 | 1 => {

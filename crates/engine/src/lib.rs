@@ -37,6 +37,7 @@ mod recover;
 mod request;
 mod reserve;
 mod rollback;
+mod scan;
 mod services;
 mod session;
 mod shelf;

@@ -13,6 +13,7 @@
 //! A session's parcel is of one sandbox's disk and memory. Nothing holds a sleeper while it is packed; whether it still
 //! sleeps as it did is looked at when the parcel is committed, under the lock that every start of a sandbox takes.
 
+mod archive;
 pub(crate) mod backup;
 mod carry;
 pub(crate) mod collect;

@@ -10,6 +10,7 @@ use crate::{
     Error, OpenError, ending,
     inner::{Inner, blocking},
     launch::{ensure_private_dir, io_error},
+    scan,
 };
 use model::{Generation, LayerId, Offset, ServiceName, SnapshotId};
 use snapshot::{
@@ -23,7 +24,6 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
-use store::MAX_PAGE;
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use wire::{
     layout::{JournalName, SessionLayout},
@@ -137,30 +137,10 @@ pub(crate) async fn collect_layers(inner: &Arc<Inner>) -> Result<(), Error> {
 }
 
 async fn needed_layers(inner: &Inner) -> Result<HashSet<LayerId>, Error> {
-    let mut keep = HashSet::new();
-    let mut cursor = None;
-    loop {
-        let scan = inner.store.scan_snapshots(MAX_PAGE, cursor).await?;
-        if let Some(damaged) = scan.unreadable.first() {
-            return Err(Error::internal(format!("snapshot {} can't be read, and may need a layer", damaged.id)));
-        }
-        keep.extend(scan.snapshots.iter().flat_map(|row| row.layers.iter().copied()));
-        cursor = scan.next_cursor;
-        if cursor.is_none() {
-            break;
-        }
-    }
-    loop {
-        let scan = inner.store.scan_sessions(MAX_PAGE, cursor).await?;
-        if let Some(damaged) = scan.unreadable.first() {
-            return Err(Error::internal(format!("session {} can't be read, and may need a layer", damaged.id)));
-        }
-        keep.extend(scan.sessions.iter().flat_map(|row| row.layers.iter().copied()));
-        cursor = scan.next_cursor;
-        if cursor.is_none() {
-            return Ok(keep);
-        }
-    }
+    let (mut of_snapshots, mut of_sessions) = (HashSet::new(), HashSet::new());
+    scan::all(&*inner.store, |row| of_snapshots.extend(row.layers), |row| of_sessions.extend(row.layers)).await?;
+    of_snapshots.extend(of_sessions);
+    Ok(of_snapshots)
 }
 
 /// Clears away, at the start, what a server or a supervisor that died was making.

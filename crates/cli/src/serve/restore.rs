@@ -28,20 +28,23 @@ pub fn run(
 ) -> anyhow::Result<ExitCode> {
     data::keep_private();
     let dir = std::path::absolute(dir.unwrap_or_else(default_data_dir)).context("the data directory has no absolute path")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("can't start")?;
+    let location = blob::Location::parse(place)?;
+    // Before anything is made.
+    let restore = runtime.block_on(engine::Restore::open(&location, key_file.map(blob::KeySource::File), name))?;
     let lock = data::open(&dir)?;
     let database = dir.join(SqliteStore::FILE_NAME);
     if database.exists() {
         bail!("{} has sessions already: restore into a new directory", dir.display());
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("can't start")?;
-    let done = runtime.block_on(restore(place, name, &dir, key_file));
+    let done = runtime.block_on(write(&restore, &dir));
     if done.is_err() {
         for file in [database.clone(), database.with_extension("db-wal"), database.with_extension("db-shm")] {
             let _ = fs::remove_file(file);
         }
     }
     drop(lock);
-    let (name, restored) = done?;
+    let (name, restored) = (&restore.backup().name, done?);
     if as_json {
         println!(
             "{}",
@@ -58,14 +61,7 @@ pub fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-async fn restore(
-    place: &str,
-    name: Option<&str>,
-    dir: &Path,
-    key_file: Option<PathBuf>,
-) -> anyhow::Result<(String, engine::Restored)> {
-    let location = blob::Location::parse(place)?;
-    let restore = engine::Restore::open(&location, key_file.map(blob::KeySource::File), name).await?;
+async fn write(restore: &engine::Restore, dir: &Path) -> anyhow::Result<engine::Restored> {
     restore.write_store(&dir.join(SqliteStore::FILE_NAME)).await?;
     let store = Arc::new(SqliteStore::open(dir).await.context("the backup's store of sessions can't be opened")?);
     let ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
@@ -73,5 +69,5 @@ async fn restore(
     let as_store: Arc<dyn Store> = store.clone();
     let restored = restore.settle(&as_store, now).await;
     store.close().await;
-    Ok((restore.backup().name.clone(), restored?))
+    Ok(restored?)
 }

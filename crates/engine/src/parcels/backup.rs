@@ -11,7 +11,7 @@ use super::{
     carry::{self, History},
     pack, parcel_error, present, store_error,
 };
-use crate::{Caller, Engine, Error, facts, inner::blocking, launch::io_error, tokens::admin_only};
+use crate::{Caller, Engine, Error, facts, inner::blocking, launch::io_error, scan, tokens::admin_only};
 use blob::{Location, Options, Repository};
 use model::{
     Actor, EventType, ExecState, Generation, Memory, OperationState, SessionId, SnapshotId, SnapshotState, State, TerminalState,
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use snapshot::parcel::{Manifest, ParcelKind, Requires};
 use std::{collections::BTreeMap, fs::File, path::Path, sync::Arc};
-use store::{MAX_PAGE, NewEvent, Parcel, SessionChange, SessionRow, SnapshotRow, Store};
+use store::{NewEvent, Parcel, SessionChange, SessionRow, SnapshotRow, Store};
 use tokio::io::AsyncWriteExt;
 use wire::records::{ExecRecord, TerminalRecord};
 
@@ -128,33 +128,31 @@ impl Engine {
     }
 
     async fn back_up_snapshots(&self, repository: &Repository, is_own: bool, backup: &mut Backup) -> Result<(), Error> {
-        let inner = &self.inner;
-        let mut cursor = None;
-        loop {
-            let scan = inner.store.scan_snapshots(MAX_PAGE, cursor).await?;
-            backup.failed.extend(scan.unreadable.iter().map(|row| format!("snapshot {}: {}", row.id, row.detail)));
-            for row in scan.snapshots.into_iter().filter(|row| row.state == SnapshotState::Ready) {
-                let id = row.id;
-                let name = match row.parcel.clone().filter(|_| is_own) {
-                    Some(parcel) => Ok(parcel.manifest),
-                    None => self.back_up_snapshot(repository, row).await,
-                };
-                match name {
-                    Ok(name) => drop(backup.snapshots.insert(id, name)),
-                    Err(error) => told(&mut backup.failed, "snapshot", id, error)?,
-                }
+        let mut found = Vec::new();
+        let ready = |row: SnapshotRow| {
+            if row.state == SnapshotState::Ready {
+                found.push((row.id, row.parcel.map(|parcel| parcel.manifest)));
             }
-            cursor = scan.next_cursor;
-            if cursor.is_none() {
-                return Ok(());
+        };
+        let unreadable = scan::snapshots(&*self.inner.store, ready).await?;
+        backup.failed.extend(unreadable.iter().map(|row| format!("snapshot {}: {}", row.id, row.detail)));
+        for (id, packed) in found {
+            let name = match packed.filter(|_| is_own) {
+                Some(name) => Ok(name),
+                None => self.back_up_snapshot(repository, id).await,
+            };
+            match name {
+                Ok(name) => drop(backup.snapshots.insert(id, name)),
+                Err(error) => told(&mut backup.failed, "snapshot", id, error)?,
             }
         }
+        Ok(())
     }
 
-    async fn back_up_snapshot(&self, repository: &Repository, row: SnapshotRow) -> Result<String, Error> {
+    async fn back_up_snapshot(&self, repository: &Repository, id: SnapshotId) -> Result<String, Error> {
         let inner = &self.inner;
         let _held = inner.shelf.hold().await;
-        let row = super::fetch::ensure_snapshot(inner, self.snapshot_row(row.id).await?, true).await?;
+        let row = super::fetch::ensure_snapshot(inner, self.snapshot_row(id).await?, true).await?;
         let name = pack::snapshot_manifest(row.id, inner.now());
         pack::pack_into(inner, repository, &name, &pack::Contents::of_snapshot(inner, &row)).await?;
         Ok(name)
@@ -167,36 +165,32 @@ impl Engine {
         is_own: bool,
         backup: &mut Backup,
     ) -> Result<(), Error> {
-        let inner = &self.inner;
-        let mut cursor = None;
-        loop {
-            let scan = inner.store.scan_sessions(MAX_PAGE, cursor).await?;
-            backup.failed.extend(scan.unreadable.iter().map(|row| format!("session {}: {}", row.id, row.detail)));
-            for row in
-                scan.sessions.into_iter().filter(|row| !row.ephemeral && !matches!(row.state, State::Creating | State::Failed))
-            {
-                let name = match present(&row).filter(|_| is_own) {
-                    Some(parcel) => Ok(parcel.manifest.clone()),
-                    None => {
-                        let name = pack::session_manifest(row.id, inner.now());
-                        match inner.present(row.id).await {
-                            Ok(session) => {
-                                self.pack_now(caller, &session, repository, &name, ParcelKind::Session).await.map(|_| name)
-                            }
-                            Err(error) => Err(error),
-                        }
-                    }
-                };
-                match name {
-                    Ok(name) => drop(backup.sessions.insert(row.id, name)),
-                    Err(error) => told(&mut backup.failed, "session", row.id, error)?,
-                }
+        let mut found = Vec::new();
+        let kept = |row: SessionRow| {
+            if !row.ephemeral && !matches!(row.state, State::Creating | State::Failed) {
+                found.push((row.id, present(&row).map(|parcel| parcel.manifest.clone())));
             }
-            cursor = scan.next_cursor;
-            if cursor.is_none() {
-                return Ok(());
+        };
+        let unreadable = scan::sessions(&*self.inner.store, kept).await?;
+        backup.failed.extend(unreadable.iter().map(|row| format!("session {}: {}", row.id, row.detail)));
+        for (id, packed) in found {
+            let name = match packed.filter(|_| is_own) {
+                Some(name) => Ok(name),
+                None => self.back_up_session(caller, repository, id).await,
+            };
+            match name {
+                Ok(name) => drop(backup.sessions.insert(id, name)),
+                Err(error) => told(&mut backup.failed, "session", id, error)?,
             }
         }
+        Ok(())
+    }
+
+    async fn back_up_session(&self, caller: &Caller, repository: &Repository, id: SessionId) -> Result<String, Error> {
+        let session = self.inner.present(id).await?;
+        let name = pack::session_manifest(id, self.inner.now());
+        self.pack_now(caller, &session, repository, &name, ParcelKind::Session).await?;
+        Ok(name)
     }
 }
 
@@ -293,52 +287,40 @@ impl Restore {
         let mut restored = Restored::default();
         // Two servers on one object store must be told apart.
         store.set_meta(crate::engine::INSTANCE.to_owned(), uuid::Uuid::new_v4().to_string()).await?;
-        let mut cursor = None;
-        loop {
-            let scan = store.scan_snapshots(MAX_PAGE, cursor).await?;
-            for row in scan.snapshots {
-                match self.backup.snapshots.get(&row.id) {
-                    Some(name) => {
-                        let parcel = self.parcel(name, row.generation, row.disk_epoch).await?.0;
-                        store.commit_snapshots(vec![SnapshotRow { parcel: Some(parcel), ..row }]).await?;
-                        restored.snapshots += 1;
-                    }
-                    None => {
-                        restored.missing.push(format!("snapshot {}", row.id));
-                        let (state, reason) = (SnapshotState::Deleted, Some("it is not in the backup".to_owned()));
-                        let gone = SnapshotRow { state, reason, deleted_at: Some(now), parcel: None, ..row };
-                        store.commit_snapshots(vec![gone]).await?;
-                    }
+        let (mut snapshots, mut sessions) = (Vec::new(), Vec::new());
+        scan::snapshots(&**store, |row| snapshots.push(row)).await?;
+        scan::sessions(&**store, |row| sessions.push(row)).await?;
+        for row in snapshots {
+            let row = match self.backup.snapshots.get(&row.id) {
+                Some(name) => {
+                    restored.snapshots += 1;
+                    let parcel = self.parcel(name, row.generation, row.disk_epoch).await?.0;
+                    SnapshotRow { parcel: Some(parcel), ..row }
                 }
-            }
-            cursor = scan.next_cursor;
-            if cursor.is_none() {
-                break;
-            }
+                None => {
+                    restored.missing.push(format!("snapshot {}", row.id));
+                    let (state, reason) = (SnapshotState::Deleted, Some("it is not in the backup".to_owned()));
+                    SnapshotRow { state, reason, deleted_at: Some(now), parcel: None, ..row }
+                }
+            };
+            store.commit_snapshots(vec![row]).await?;
         }
-        loop {
-            let scan = store.scan_sessions(MAX_PAGE, cursor).await?;
-            for row in scan.sessions {
-                let id = row.id;
-                let change = match self.backup.sessions.get(&id) {
-                    Some(name) => {
-                        restored.sessions += 1;
-                        self.sleeping(row, name, now).await?
-                    }
-                    None => {
-                        restored.missing.push(format!("session {id}"));
-                        missing(row, now)
-                    }
-                };
-                let mut change = change;
-                self.end_works(store, id, &mut change, now).await?;
-                store.commit(change).await?;
-            }
-            cursor = scan.next_cursor;
-            if cursor.is_none() {
-                return Ok(restored);
-            }
+        for row in sessions {
+            let id = row.id;
+            let mut change = match self.backup.sessions.get(&id) {
+                Some(name) => {
+                    restored.sessions += 1;
+                    self.sleeping(row, name, now).await?
+                }
+                None => {
+                    restored.missing.push(format!("session {id}"));
+                    missing(row, now)
+                }
+            };
+            self.end_works(store, id, &mut change, now).await?;
+            store.commit(change).await?;
         }
+        Ok(restored)
     }
 
     async fn parcel(&self, name: &str, generation: Generation, disk_epoch: u64) -> Result<(Parcel, Manifest), Error> {

@@ -1,7 +1,7 @@
 //! The store as a whole: what uses its space, whether it is intact, and removing what nobody needs.
 
 use super::{backup, evict, store_error};
-use crate::{Caller, Engine, Error, inner::Inner, parcels::present, tokens::admin_only};
+use crate::{Caller, Engine, Error, inner::Inner, parcels::present, scan, tokens::admin_only};
 use blob::{Mark, Repository};
 use model::{SessionId, SnapshotId};
 use snapshot::parcel::{Manifest, ParcelKind};
@@ -9,7 +9,6 @@ use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
 };
-use store::MAX_PAGE;
 
 /// What a manifest is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -207,33 +206,16 @@ async fn sort(inner: &Inner, repository: &Repository) -> Result<Sorted, Error> {
 
 /// All manifests that rows name.
 async fn named(inner: &Inner) -> Result<HashMap<String, Owner>, Error> {
-    let mut named = HashMap::new();
-    let unreadable = |what: &str, id: &str| Error::internal(format!("{what} {id} can't be read, and may need what is stored"));
-    let mut cursor = None;
-    loop {
-        let scan = inner.store.scan_snapshots(MAX_PAGE, cursor).await?;
-        if let Some(damaged) = scan.unreadable.first() {
-            return Err(unreadable("snapshot", &damaged.id));
-        }
-        let with = |row: store::SnapshotRow| Some((row.parcel?.manifest, Owner::Snapshot(row.id)));
-        named.extend(scan.snapshots.into_iter().filter_map(with));
-        cursor = scan.next_cursor;
-        if cursor.is_none() {
-            break;
-        }
-    }
-    loop {
-        let scan = inner.store.scan_sessions(MAX_PAGE, cursor).await?;
-        if let Some(damaged) = scan.unreadable.first() {
-            return Err(unreadable("session", &damaged.id));
-        }
-        let with = |row: store::SessionRow| Some((present(&row)?.manifest.clone(), Owner::Session(row.id)));
-        named.extend(scan.sessions.into_iter().filter_map(with));
-        cursor = scan.next_cursor;
-        if cursor.is_none() {
-            return Ok(named);
-        }
-    }
+    let (mut of_snapshots, mut of_sessions) = (HashMap::new(), HashMap::new());
+    let of_snapshot = |row: store::SnapshotRow| {
+        of_snapshots.extend(row.parcel.map(|parcel| (parcel.manifest, Owner::Snapshot(row.id))));
+    };
+    let of_session = |row: store::SessionRow| {
+        of_sessions.extend(present(&row).map(|parcel| (parcel.manifest.clone(), Owner::Session(row.id))));
+    };
+    scan::all(&*inner.store, of_snapshot, of_session).await?;
+    of_snapshots.extend(of_sessions);
+    Ok(of_snapshots)
 }
 
 /// What a collection found and did.

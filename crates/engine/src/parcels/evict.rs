@@ -5,11 +5,15 @@ use crate::{
     Error, ending,
     inner::{Inner, blocking},
     launch::io_error,
+    scan,
     session::Session,
 };
 use model::{LayerId, SessionId, SnapshotId, Timestamp};
-use std::{collections::HashSet, sync::Arc};
-use store::{MAX_PAGE, SnapshotRow, StoreError};
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use store::{SessionRow, SnapshotRow, StoreError};
 
 /// What could be given up.
 #[derive(Debug, Clone, Copy)]
@@ -57,35 +61,21 @@ pub(super) async fn fit(inner: &Arc<Inner>) -> Result<(), Error> {
 }
 
 async fn take_census(inner: &Inner) -> Result<Census, Error> {
-    let mut census = Census::default();
-    let mut cursor = None;
-    loop {
-        let scan = inner.store.scan_snapshots(MAX_PAGE, cursor).await?;
-        if let Some(damaged) = scan.unreadable.first() {
-            return Err(Error::internal(format!("snapshot {} can't be read, and may need a layer", damaged.id)));
-        }
-        for row in scan.snapshots {
-            census.count(row.parcel.as_ref(), &row.layers, || (row.created_at, Cached::Snapshot(row.id)));
-        }
-        cursor = scan.next_cursor;
-        if cursor.is_none() {
-            break;
-        }
-    }
-    loop {
-        let scan = inner.store.scan_sessions(MAX_PAGE, cursor).await?;
-        if let Some(damaged) = scan.unreadable.first() {
-            return Err(Error::internal(format!("session {} can't be read, and may need a layer", damaged.id)));
-        }
-        for row in scan.sessions {
-            let since = row.ended_at.unwrap_or(row.updated_at);
-            census.count(present(&row), &row.layers, || (since, Cached::Session(row.id)));
-        }
-        cursor = scan.next_cursor;
-        if cursor.is_none() {
-            return Ok(census);
-        }
-    }
+    let census = Mutex::new(Census::default());
+    let of_snapshot = |row: SnapshotRow| {
+        let what = || (row.created_at, Cached::Snapshot(row.id));
+        locked(&census).count(row.parcel.as_ref(), &row.layers, what);
+    };
+    let of_session = |row: SessionRow| {
+        let what = || (row.ended_at.unwrap_or(row.updated_at), Cached::Session(row.id));
+        locked(&census).count(present(&row), &row.layers, what);
+    };
+    scan::all(&*inner.store, of_snapshot, of_session).await?;
+    Ok(census.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn locked(census: &Mutex<Census>) -> MutexGuard<'_, Census> {
+    census.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Census {

@@ -1,10 +1,10 @@
 //! The task that packs what has slept for a while, and gives up files where the cache is too large.
 
 use super::{Depot, evict, pack, present};
-use crate::{Error, inner::Inner, session::Session};
-use model::{SessionId, SnapshotState, Timestamp};
+use crate::{Error, inner::Inner, scan, session::Session};
+use model::{SessionId, SnapshotId, SnapshotState, Timestamp};
 use std::{sync::Arc, sync::PoisonError, time::Duration};
-use store::{MAX_PAGE, Parcel, SessionChange, SessionRow, SnapshotRow, StoreError};
+use store::{Parcel, SessionChange, SessionRow, StoreError};
 
 /// The shortest and longest time after which something that could not be packed is tried again.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
@@ -83,32 +83,26 @@ pub(crate) async fn pass(inner: &Arc<Inner>, at_once: bool) -> Result<Option<Tim
     let mut next: Option<Timestamp> = None;
     let mut later = |at: Timestamp| next = Some(next.map_or(at, |next| next.min(at)));
     let now = inner.now();
-    let mut cursor = None;
-    loop {
-        let scan = inner.store.scan_snapshots(MAX_PAGE, cursor).await?;
-        for row in scan.snapshots.into_iter().filter(|row| row.state == SnapshotState::Ready && row.parcel.is_none()) {
-            match row.created_at.plus(inner.config.pack_after) {
-                at if at > now && !at_once => later(at),
-                _ => passed_over(pack_snapshot(inner, &row).await, "snapshot", row.id, &mut later, now)?,
-            }
-        }
-        cursor = scan.next_cursor;
-        if cursor.is_none() {
-            break;
-        }
+    let is_due = |since: Timestamp| at_once || since.plus(inner.config.pack_after) <= now;
+    let (mut snapshots, mut sessions, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+    scan::snapshots(&*inner.store, |row| match row.created_at {
+        _ if row.state != SnapshotState::Ready || row.parcel.is_some() => {}
+        since if is_due(since) => snapshots.push(row.id),
+        since => waiting.push(since),
+    })
+    .await?;
+    scan::sessions(&*inner.store, |row| match row.ended_at.unwrap_or(row.updated_at) {
+        _ if !is_packable(&row) => {}
+        since if is_due(since) => sessions.push(row.id),
+        since => waiting.push(since),
+    })
+    .await?;
+    waiting.into_iter().for_each(|since| later(since.plus(inner.config.pack_after)));
+    for id in snapshots {
+        passed_over(pack_snapshot(inner, id).await, "snapshot", id, &mut later, now)?;
     }
-    loop {
-        let scan = inner.store.scan_sessions(MAX_PAGE, cursor).await?;
-        for row in scan.sessions.into_iter().filter(is_packable) {
-            match row.ended_at.unwrap_or(row.updated_at).plus(inner.config.pack_after) {
-                at if at > now && !at_once => later(at),
-                _ => passed_over(pack_session(inner, row.id).await, "session", row.id, &mut later, now)?,
-            }
-        }
-        cursor = scan.next_cursor;
-        if cursor.is_none() {
-            break;
-        }
+    for id in sessions {
+        passed_over(pack_session(inner, id).await, "session", id, &mut later, now)?;
     }
     evict::fit(inner).await?;
     Ok(next)
@@ -143,20 +137,21 @@ fn passed_over(
     }
 }
 
-/// Packs a snapshot; false where it went meanwhile.
-pub(crate) async fn pack_snapshot(inner: &Arc<Inner>, row: &SnapshotRow) -> Result<bool, Error> {
+/// Packs a snapshot. One that goes meanwhile needs no packing.
+async fn pack_snapshot(inner: &Arc<Inner>, id: SnapshotId) -> Result<bool, Error> {
+    let present = async || Ok::<_, Error>(inner.store.snapshot(id).await?.filter(|row| row.deleted_at.is_none()));
+    let Some(row) = present().await? else { return Ok(true) };
     let _gate = inner.depot.gate.read().await;
-    let contents = pack::Contents::of_snapshot(inner, row);
-    let packed = pack::pack(inner, &pack::snapshot_manifest(row.id, inner.now()), &contents).await;
-    let Some(mut row) = inner.store.snapshot(row.id).await?.filter(|row| row.deleted_at.is_none()) else { return Ok(false) };
+    let contents = pack::Contents::of_snapshot(inner, &row);
+    let packed = pack::pack(inner, &pack::snapshot_manifest(id, inner.now()), &contents).await;
+    let Some(mut row) = present().await? else { return Ok(true) };
     let parcel = packed?;
     loop {
         row.parcel = Some(parcel.clone());
         match inner.store.commit_snapshots(vec![row.clone()]).await {
             Ok(()) => return Ok(true),
             Err(StoreError::SnapshotConflict { .. }) => {
-                let now = inner.store.snapshot(row.id).await?.filter(|row| row.deleted_at.is_none());
-                let Some(now) = now else { return Ok(false) };
+                let Some(now) = present().await? else { return Ok(true) };
                 row = now;
             }
             Err(error) => return Err(error.into()),
@@ -165,7 +160,7 @@ pub(crate) async fn pack_snapshot(inner: &Arc<Inner>, row: &SnapshotRow) -> Resu
 }
 
 /// Packs a session that sleeps; false where it is being used.
-pub(crate) async fn pack_session(inner: &Arc<Inner>, id: SessionId) -> Result<bool, Error> {
+async fn pack_session(inner: &Arc<Inner>, id: SessionId) -> Result<bool, Error> {
     let session = inner.present(id).await?;
     let row = session.view().row;
     if !is_packable(&row) {
