@@ -274,10 +274,17 @@ pub(crate) async fn delete(inner: &Arc<Inner>, id: SnapshotId, actor: &Actor, re
     {
         // Nobody takes anything of it from here on.
         let _alone = inner.shelf.alone().await;
-        let Some(mut row) = inner.store.snapshot(id).await?.filter(|row| row.deleted_at.is_none()) else { return Ok(()) };
-        (row.state, row.deleted_at, row.reason) = (SnapshotState::Deleted, Some(now), Some(reason.to_owned()));
-        row.parcel = None;
-        inner.store.commit_snapshots(vec![row.clone()]).await?;
+        let row = loop {
+            let Some(mut row) = inner.store.snapshot(id).await?.filter(|row| row.deleted_at.is_none()) else { return Ok(()) };
+            (row.state, row.deleted_at, row.reason) = (SnapshotState::Deleted, Some(now), Some(reason.to_owned()));
+            row.parcel = None;
+            match inner.store.commit_snapshots(vec![row.clone()]).await {
+                Ok(()) => break row,
+                // It was packed, or fetched, in this very moment.
+                Err(StoreError::SnapshotConflict { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        };
         tell(inner, &row, actor, reason, now).await;
     }
     let inner_ = inner.clone();
