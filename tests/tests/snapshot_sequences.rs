@@ -131,7 +131,7 @@ impl World {
     fn step(&mut self) {
         let n = usize::try_from(self.choices.below(self.sessions.len() as u64)).expect("small");
         // It takes its time to come back.
-        if self.place.is_some() && self.choices.below(24) == 0 {
+        if self.place.is_some() && self.choices.below(40) == 0 {
             self.strike_the_store();
         }
         match self.choices.below(if self.place.is_some() { 13 } else { 12 }) {
