@@ -55,8 +55,9 @@ pub(crate) struct Depot {
     /// Held by who packs what is due and gives files up.
     passes: tokio::sync::Mutex<()>,
     known: Mutex<Known>,
-    /// Since when something waits to be packed, and what is said where it can't be.
+    /// Why nothing can be packed at present.
     trouble: Mutex<Option<String>>,
+    /// When the next thing is to be packed.
     due: Mutex<Option<Timestamp>>,
     changed: Notify,
 }

@@ -77,7 +77,7 @@ pub struct StorageChecked {
 }
 
 impl Engine {
-    /// How storage stands. With `look` the store is asked what a collection would free.
+    /// How storage stands, and what a collection would free: for that every manifest is read.
     ///
     /// # Errors
     /// [`Error::Forbidden`], [`Error::ObjectStore`].
