@@ -189,6 +189,19 @@ impl Raw {
         Ok(to.write_all(format!("{line}\n").as_bytes())?)
     }
 
+    /// Sends so many zeros.
+    pub fn feed(&mut self, bytes: usize) -> Result<()> {
+        let to = self.to.as_mut().context("the sandbox is not started")?;
+        let piece = vec![0; 256 * 1024];
+        let mut left = bytes;
+        while left > 0 {
+            let count = left.min(piece.len());
+            to.write_all(&piece[..count])?;
+            left -= count;
+        }
+        Ok(())
+    }
+
     /// The next line that it writes.
     pub fn line(&mut self) -> Result<String> {
         let mut line = String::new();

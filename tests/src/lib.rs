@@ -12,6 +12,7 @@ pub mod s3;
 pub mod server;
 pub mod session;
 pub mod terminal;
+pub mod upstream;
 
 pub use http::Reply;
 pub use server::{Options, Server};

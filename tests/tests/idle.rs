@@ -41,7 +41,7 @@ fn a_session_in_which_nothing_happens_sleeps_and_its_history_says_why() {
     assert!(slept["sentence"].as_str().is_some_and(|text| text.contains("nothing for")), "{slept}");
     let decided = session.event("idle.decided");
     let sentence = decided["data"]["sentence"].as_str().expect("a sentence").to_owned();
-    assert!(sentence.contains("no exec, no typing, no output, CPU"), "{sentence}");
+    assert!(sentence.contains("no exec, no typing, no output, no traffic, CPU"), "{sentence}");
     assert!(decided["data"]["quiet_seconds"].as_u64().is_some_and(|quiet| quiet >= 3), "{decided}");
     assert!(decided["operation_id"].is_string(), "{decided}");
     // It is woken by who needs it, and sleeps again afterwards.

@@ -400,7 +400,6 @@ fn what_cant_be_is_refused_and_changes_nothing() {
         field(own("/snapshots", json!({ "keep_seconds": keep })), "keep_seconds", "");
     }
     assert_eq!(own("/snapshots", json!({ "name": "base" })).expect(409).problem(), "conflict");
-    assert_eq!(own("/fork", json!({ "secrets": true })).expect(400).problem(), "not_built");
     assert_eq!(own("/rollback", json!({})).expect(400).problem(), "bad_request");
     assert_eq!(own("/rollback", json!({ "snapshot_id": NOBODY })).expect(404).problem(), "not_found");
     for path in [format!("/v1/snapshots/{NOBODY}"), "/v1/snapshots/base".to_owned()] {

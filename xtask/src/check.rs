@@ -18,6 +18,7 @@ const LAYERS: &[&[&str]] = &[
     &["blob"],
     &["snapshot"],
     &["runtime", "runtime-gvisor"],
+    &["egress"],
     &["supervisor"],
     &["engine"],
     &["api-types", "api"],

@@ -14,7 +14,7 @@ type Need = (&'static str, &'static str);
 /// What running and building sessions needs.
 const RUN: [Need; 3] = [("mmdebstrap", "mmdebstrap"), ("git", "git"), ("cc", "build-essential")];
 /// What the tests need besides.
-const TEST: [Need; 10] = [
+const TEST: [Need; 16] = [
     ("tmux", "tmux"),
     ("vim", "vim"),
     ("htop", "htop"),
@@ -25,6 +25,13 @@ const TEST: [Need; 10] = [
     ("mkfs.xfs", "xfsprogs"),
     ("curl", "curl"),
     ("zstd", "zstd"),
+    // Servers and clients of the network tests.
+    ("openssl", "openssl"),
+    ("psql", "postgresql"),
+    ("redis-cli", "redis-server"),
+    ("sshd", "openssh-server"),
+    ("node", "nodejs"),
+    ("npm", "npm"),
 ];
 /// The backup programs that the benchmarks stand beside ours.
 const BENCH: [Need; 2] = [("restic", "restic"), ("borg", "borgbackup")];
@@ -134,7 +141,8 @@ fn mirror() -> Option<String> {
     })
 }
 
+/// Installs without starting what is a service: tests start their own.
 fn apt(args: &[&str]) -> Result<()> {
-    run(Command::new("apt-get").args(args).env("DEBIAN_FRONTEND", "noninteractive"))
+    run(Command::new("apt-get").args(args).env("DEBIAN_FRONTEND", "noninteractive").env("RUNLEVEL", "1"))
         .context("apt-get failed; installing packages needs root")
 }

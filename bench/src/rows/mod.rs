@@ -3,6 +3,7 @@
 mod create;
 mod exec;
 mod lifecycle;
+mod network;
 mod output;
 mod size;
 mod sleep;
@@ -41,4 +42,8 @@ pub const GROUPS: &[Group] = &[
     Group { ids: &["pack-vs-restic", "restore-vs-restic", "size-vs-restic"], run: storage::restic },
     Group { ids: &["pack-vs-borg", "restore-vs-borg", "size-vs-borg"], run: storage::borg },
     Group { ids: &["cache-after-a-day"], run: storage::cache },
+    Group { ids: &["egress-download", "egress-download-8", "egress-download-tls"], run: network::downloads },
+    Group { ids: &["egress-connect"], run: network::connections },
+    Group { ids: &["egress-500-idle"], run: network::idle },
+    Group { ids: &["preview-request"], run: network::previews },
 ];

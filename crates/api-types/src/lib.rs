@@ -7,6 +7,7 @@
 //! This crate knows no HTTP library, no store and no clock.
 
 mod admin;
+mod network;
 mod output;
 mod patch;
 mod problem;
@@ -29,6 +30,7 @@ pub use admin::{
     Token, TokenLimits,
 };
 pub use model::{FileMeta, FileType};
+pub use network::{HostTraffic, LinkRequest, Network, OpenConnection, PreviewLink, PutSecret, Secret, SetSecret};
 pub use output::{BadData, LogLine, OutputLine};
 pub use patch::some;
 pub use problem::{PROBLEM_JSON, Problem, ProblemCode};

@@ -93,6 +93,10 @@ problem_codes! {
     /// Stored bytes are damaged or gone; `detail` names the file. Nothing was begun with them. Where it is the memory, the
     /// disk can be used: `disk_only`.
     Damaged => "damaged",
+    /// Nothing listens on that port of the session.
+    PortClosed => "port_closed",
+    /// What listens on that port gave no answer that can be passed on.
+    BadGateway => "bad_gateway",
     /// The object store can't be reached, or refuses. Nothing was begun.
     ObjectStore => "object_store",
     Internal => "internal",
@@ -116,6 +120,7 @@ impl ProblemCode {
             P::Held => 423,
             P::TooManyRequests | P::LimitExceeded => 429,
             P::Internal | P::Unknown => 500,
+            P::PortClosed | P::BadGateway => 502,
             P::NoCapacity | P::ShuttingDown | P::ObjectStore => 503,
             P::Unresponsive => 504,
             P::NoSpace => 507,
@@ -132,7 +137,7 @@ impl ProblemCode {
             P::MethodNotAllowed | P::Conflict | P::KeyConflict | P::Failed | P::Paused | P::IdempotencyConflict => false,
             P::Expired | P::Deleted | P::TooLarge | P::NotRunning | P::NoMemorySnapshot | P::Unsaveable => false,
             P::Ephemeral | P::WrongFileType | P::Ended | P::NoSpace | P::Lost | P::OperationFailed => false,
-            P::Internal | P::Unknown | P::Unloadable | P::Damaged => false,
+            P::Internal | P::Unknown | P::Unloadable | P::Damaged | P::PortClosed | P::BadGateway => false,
         }
     }
 
@@ -141,6 +146,8 @@ impl ProblemCode {
         use ProblemCode as P;
         match self {
             P::Unresponsive | P::Lost | P::OperationFailed | P::NoSpace | P::Internal | P::Unknown => false,
+            P::BadGateway => false,
+            P::PortClosed => true,
             P::BadRequest | P::UnknownField | P::NotBuilt | P::Unauthorized | P::Forbidden | P::NotFound => true,
             P::MethodNotAllowed | P::Conflict | P::KeyConflict | P::Failed | P::Paused | P::IdempotencyConflict => true,
             P::Expired | P::Deleted | P::TooLarge | P::NotRunning | P::NoMemorySnapshot | P::Unsaveable => true,
@@ -184,6 +191,8 @@ impl ProblemCode {
             P::Unloadable => "It can't be loaded here",
             P::Damaged => "What is stored is damaged",
             P::ObjectStore => "The object store can't be used",
+            P::PortClosed => "Nothing listens on the port",
+            P::BadGateway => "The program on the port gave no answer",
             P::Lost => "Nobody knows whether it was done",
             P::OperationFailed => "It was tried and failed",
             P::Internal | P::Unknown => "Something went wrong in the server",

@@ -8,7 +8,7 @@ use crate::{
 };
 use model::{
     Generation, HookName, IdlePolicy, Key, Memory, OnTimeout, OperationId, OperationKind, OperationState, Resources, Runtime,
-    ServiceSpec, SessionId, SnapshotId, State, Timestamp,
+    ServiceSpec, SessionId, SnapshotId, State, Timestamp, network::Policy,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -130,10 +130,13 @@ pub struct CreateSession {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub volumes: Option<Value>,
-    /// Not built yet.
+    /// What its programs may reach: `{"default": "allow"|"deny", "rules": [{"allow"|"deny": HOST | "*.HOST" | CIDR | "*",
+    /// "ports"?: [N, "A-B"], "methods"?: […], "path"?: PREFIX, "inject"?: {"header", "value": "… {SECRET_NAME} …"}}],
+    /// "name_ports"?: […], "log_requests"?: bool, "public_ports"?: […]}`. The first rule that matches decides, then
+    /// `default`; everything where missing. A secret that has no hosts of its own needs a token of scope `admin` (403).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
-    pub network: Option<Value>,
+    pub network: Option<Policy>,
     /// Not built yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
@@ -143,8 +146,7 @@ pub struct CreateSession {
 impl CreateSession {
     /// The fields of the request whose part of Dormouse isn't built yet. They are refused, never ignored.
     pub fn not_built(&self) -> Vec<&'static str> {
-        let fields =
-            [("machine", &self.machine), ("volumes", &self.volumes), ("network", &self.network), ("confirm", &self.confirm)];
+        let fields = [("machine", &self.machine), ("volumes", &self.volumes), ("confirm", &self.confirm)];
         fields.into_iter().filter(|(_, value)| value.is_some()).map(|(name, _)| name).collect()
     }
 }
@@ -196,10 +198,11 @@ pub struct PatchSession {
     #[serde(deserialize_with = "some", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     pub wake_at: Option<Option<Timestamp>>,
-    /// Not built yet.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Replaces the policy; in force when it is answered. Connections that are denied now are cut. `null`: everything. A fork
+    /// that was made without its parent's secrets has those that the policy names from then on.
+    #[serde(deserialize_with = "some", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
-    pub network: Option<Value>,
+    pub network: Option<Option<Policy>>,
     /// Replaces the list of services.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<Object>>)]
@@ -321,9 +324,13 @@ pub struct Session {
     #[serde(default)]
     #[schema(value_type = Vec<Object>)]
     pub volumes: Vec<Value>,
+    /// What its programs may reach.
     #[serde(default)]
-    #[schema(value_type = Option<Object>)]
-    pub network: Option<Value>,
+    #[schema(value_type = Object)]
+    pub network: Policy,
+    /// It was forked without the secrets that its policy names.
+    #[serde(default)]
+    pub secrets_withheld: bool,
     pub operation: Option<OperationRef>,
     /// The furthest that the caller's token reaches here: `read`, `write`, `host` or `admin`.
     #[serde(default)]
@@ -340,7 +347,7 @@ pub struct Session {
 /// What goes on in a running session.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SessionActivity {
-    /// For how long nothing has happened, in awake time: no exec, no typing, no output, next to no CPU.
+    /// For how long nothing has happened, in awake time: no exec, no typing, no output, no traffic, next to no CPU.
     pub quiet_seconds: f64,
     /// What keeps it from being idle now.
     #[serde(default)]
@@ -491,6 +498,9 @@ pub struct WakeReport {
     #[schema(value_type = u64)]
     pub generation: Generation,
     pub connections_reset: u64,
+    /// Where they led to, `HOST:PORT`; not all of them where there were many.
+    #[serde(default)]
+    pub reset_to: Vec<String>,
 }
 
 /// A way back to a session that can't be connected to, or to how it was.

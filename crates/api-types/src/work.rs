@@ -322,6 +322,8 @@ pub struct Port {
     pub address: Option<String>,
     #[serde(default)]
     pub pid: Option<u32>,
+    #[serde(default)]
+    pub program: Option<String>,
 }
 
 /// Resource figures of a session's sandbox: `GET …/stats`.

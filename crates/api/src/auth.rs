@@ -138,6 +138,11 @@ fn by_peer(peer: Peer, server_uid: u32) -> Option<Principal> {
     })))
 }
 
+/// The token in a request's `Authorization`, where it has one of that form.
+pub(crate) fn bearer_of(headers: &http::HeaderMap) -> Option<String> {
+    headers.get(header::AUTHORIZATION)?.to_str().ok().and_then(bearer).map(str::to_owned)
+}
+
 fn bearer(value: &str) -> Option<&str> {
     let (scheme, secret) = value.split_once(' ')?;
     let secret = secret.trim();
@@ -155,7 +160,15 @@ fn takes_query_token(request: &Request) -> bool {
     let upgrade = headers.get(header::UPGRADE).and_then(|value| value.to_str().ok());
     let websocket = upgrade.is_some_and(|value| value.eq_ignore_ascii_case("websocket"));
     let stream = request.method() == Method::GET && crate::stream::accepts(headers, "text/event-stream");
-    websocket || stream
+    websocket || stream && !leads_inside(request.uri().path())
+}
+
+/// True for an address behind which a program of a session answers: a page there must not be opened by a link that holds a
+/// token.
+fn leads_inside(path: &str) -> bool {
+    let mut parts = path.split('/').skip(1);
+    let [v1, sessions, _, ports, port] = std::array::from_fn(|_| parts.next());
+    v1 == Some("v1") && sessions == Some("sessions") && ports == Some("ports") && port.is_some()
 }
 
 /// A page of another site must not change anything or open a terminal: a browser names the page's origin.
@@ -163,7 +176,9 @@ fn check_origin(request: &Request) -> Result<(), ApiError> {
     let headers = request.headers();
     let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
     let reads = matches!(*request.method(), Method::GET | Method::HEAD) && !headers.contains_key(header::UPGRADE);
-    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    // HTTP/2 names the host in the address.
+    let host = request.uri().authority().map(|authority| authority.as_str());
+    let host = host.or_else(|| headers.get(header::HOST)?.to_str().ok()).unwrap_or_default();
     let same = origin.to_str().ok().and_then(|origin| origin.split_once("://")).is_some_and(|(_, name)| name == host);
     if reads || same {
         return Ok(());
@@ -200,6 +215,8 @@ mod tests {
         assert!(takes_query_token(&request("/v1/x", &[("upgrade", "WebSocket")], "GET")));
         assert!(!takes_query_token(&request("/v1/x", &events, "POST")));
         assert!(!takes_query_token(&request("/v1/x", &[("accept", "application/json")], "GET")));
+        assert!(!takes_query_token(&request("/v1/sessions/x/ports/80/y", &events, "GET")));
+        assert!(takes_query_token(&request("/v1/sessions/x/ports/80/y", &[("upgrade", "websocket")], "GET")));
         assert_eq!(query_token(&request("/v1/x?a=b&access_token=s", &[], "GET")).as_deref(), Some("s"));
     }
 

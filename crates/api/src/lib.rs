@@ -16,6 +16,8 @@ mod listen;
 mod metrics;
 mod observe;
 mod openapi;
+mod preview;
+mod proxy;
 mod routes;
 mod stream;
 mod upkeep;
@@ -37,8 +39,24 @@ use tokio_util::sync::CancellationToken;
 #[derive(Clone)]
 pub struct AppState(Arc<Inner>);
 
+/// Where previews of sessions' pages are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Previews {
+    /// Each is a host below this one; in lower case.
+    pub domain: String,
+    /// The port that they are reached at, for links that are asked for over the server's socket; `None`: the usual one.
+    pub port: Option<u16>,
+}
+
+impl Default for Previews {
+    fn default() -> Previews {
+        Previews { domain: "localhost".to_owned(), port: None }
+    }
+}
+
 struct Inner {
     engine: Engine,
+    previews: Previews,
     store: Arc<dyn Store>,
     metrics: metrics::Metrics,
     audit: audit::AuditLog,
@@ -72,13 +90,14 @@ impl Background {
 
 impl AppState {
     /// The state of one run of a server. `stop` is cancelled from outside or by `POST /v1/server/shutdown`.
-    pub fn new(engine: Engine, stop: CancellationToken) -> (AppState, Background) {
+    pub fn new(engine: Engine, previews: Previews, stop: CancellationToken) -> (AppState, Background) {
         let store = engine.store().clone();
         let finish = CancellationToken::new();
         let (audit, writer) = audit::AuditLog::start(store.clone(), finish.clone());
         let started_at = now();
         let state = AppState(Arc::new(Inner {
             engine,
+            previews,
             store,
             metrics: metrics::Metrics::new(),
             audit,
@@ -94,6 +113,10 @@ impl AppState {
 
     pub(crate) fn engine(&self) -> &Engine {
         &self.0.engine
+    }
+
+    pub(crate) fn previews(&self) -> &Previews {
+        &self.0.previews
     }
 
     pub(crate) fn store(&self) -> &Arc<dyn Store> {

@@ -7,7 +7,10 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
-use std::time::Duration;
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 /// Media type of [`Metrics::render`].
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -29,12 +32,29 @@ struct StateLabels {
     state: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TrafficLabels {
+    session: String,
+    host: String,
+    direction: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct HostLabels {
+    session: String,
+    host: String,
+}
+
 /// Counters of one server.
 pub(crate) struct Metrics {
     registry: Registry,
     requests: Family<RequestLabels, Counter>,
     seconds: Family<MethodLabels, Histogram>,
     sessions: Family<StateLabels, Gauge>,
+    network_bytes: Family<TrafficLabels, Gauge>,
+    network_connections: Family<HostLabels, Gauge>,
+    /// Taken while the families above are filled anew and written.
+    writing: Mutex<()>,
     pooled: Gauge,
     operations: Gauge,
     pub(crate) execs_started: Counter,
@@ -56,6 +76,11 @@ impl Metrics {
         registry.register("http_request_duration_seconds", "Time until the head of the answer", seconds.clone());
         let sessions = Family::default();
         registry.register("sessions", "Sessions by state", sessions.clone());
+        let network_bytes = Family::default();
+        let help = "Bytes over the network of sessions that have a sandbox, by host; the largest of each";
+        registry.register("session_network_bytes", help, network_bytes.clone());
+        let network_connections = Family::default();
+        registry.register("session_network_connections", "The same, connections", network_connections.clone());
         let mut gauge = |name: &str, help: &str| {
             let gauge = Gauge::default();
             registry.register(name, help, gauge.clone());
@@ -77,6 +102,9 @@ impl Metrics {
             requests,
             seconds,
             sessions,
+            network_bytes,
+            network_connections,
+            writing: Mutex::new(()),
             pooled,
             operations,
             execs_started,
@@ -101,6 +129,18 @@ impl Metrics {
         }
         self.pooled.set(whole(counts.pooled));
         self.operations.set(whole(counts.operations));
+        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.network_bytes.clear();
+        self.network_connections.clear();
+        for (session, host, totals) in &counts.traffic {
+            let session = session.to_string();
+            for (direction, bytes) in [("sent", totals.sent_bytes), ("received", totals.received_bytes)] {
+                let labels = TrafficLabels { session: session.clone(), host: host.clone(), direction };
+                self.network_bytes.get_or_create(&labels).set(whole(bytes));
+            }
+            let labels = HostLabels { session, host: host.clone() };
+            self.network_connections.get_or_create(&labels).set(whole(totals.connections));
+        }
         let mut text = String::new();
         if prometheus_client::encoding::text::encode(&mut text, &self.registry).is_err() {
             tracing::error!("the metrics can't be written");
@@ -133,15 +173,23 @@ mod tests {
         let metrics = Metrics::new();
         metrics.answered(&http::Method::GET, "/v1/sessions/{id}", 404, Duration::from_millis(2));
         metrics.answered(&http::Method::from_bytes(b"BREW").unwrap(), "none", 405, Duration::ZERO);
-        let text = metrics.render(&Counts { sessions: [("running", 3)].into(), pooled: 2, operations: 0 });
+        let session = model::SessionId::new();
+        let totals = store::HostTotals { connections: 2, sent_bytes: 5, received_bytes: 7 };
+        let traffic = vec![(session, "a.example".to_owned(), totals)];
+        let counts = Counts { sessions: [("running", 3)].into(), pooled: 2, operations: 0, traffic };
+        let text = metrics.render(&counts);
         for line in [
             "dormouse_http_requests_total{method=\"GET\",route=\"/v1/sessions/{id}\",status=\"404\"} 1",
             "dormouse_http_requests_total{method=\"other\",route=\"none\",status=\"405\"} 1",
             "dormouse_sessions{state=\"running\"} 3",
             "dormouse_sessions{state=\"paused\"} 0",
             "dormouse_pooled_sandboxes 2",
+            &format!("dormouse_session_network_bytes{{session=\"{session}\",host=\"a.example\",direction=\"received\"}} 7"),
+            &format!("dormouse_session_network_connections{{session=\"{session}\",host=\"a.example\"}} 2"),
         ] {
             assert!(text.contains(line), "{line} in {text}");
         }
+        let gone = metrics.render(&Counts::default());
+        assert!(!gone.contains("a.example"), "a session without a sandbox isn't counted: {gone}");
     }
 }

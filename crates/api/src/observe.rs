@@ -1,6 +1,6 @@
 //! What happens around every request: it is timed, counted, written to the audit list, and a panic in it is an answer.
 
-use crate::{AppState, auth::Principal, error::ApiError, idempotency::session_of, linger, listen::Peer};
+use crate::{AppState, auth::Principal, error::ApiError, idempotency::session_of, linger, listen::Peer, preview::Preview};
 use api_types::ProblemCode;
 use axum::{
     extract::{ConnectInfo, MatchedPath, Request, State},
@@ -31,12 +31,17 @@ pub(crate) async fn observe(State(app): State<AppState>, request: Request, next:
         }
     };
     let status = response.status();
-    let route = route.as_ref().map_or("unknown", MatchedPath::as_str);
+    let preview = response.extensions().get::<Preview>().copied();
+    let route = match preview {
+        Some(_) => "preview",
+        None => route.as_ref().map_or("unknown", MatchedPath::as_str),
+    };
     app.metrics().answered(&method, route, status.as_u16(), begun.elapsed());
     tracing::debug!(%method, path, status = status.as_u16(), took_us = begun.elapsed().as_micros(), "answered");
-    if path.starts_with("/v1/") {
+    let path = preview.map_or_else(|| path.clone(), |preview| preview.audited(&path));
+    if path.starts_with("/v1/") || preview.is_some() {
         let actor = response.extensions().get::<AskedBy>().map_or_else(|| stranger(peer), |by| by.0.clone());
-        let session_id = session_of(&path);
+        let session_id = preview.map(|preview| preview.session).or_else(|| session_of(&path));
         let method = method.as_str().chars().take(32).collect();
         let path = path.chars().take(1024).collect();
         app.audit().push(AuditRow { at: crate::now(), actor, method, path, status: status.as_u16(), session_id }).await;
@@ -47,6 +52,12 @@ pub(crate) async fn observe(State(app): State<AppState>, request: Request, next:
 /// Notes who asked on an answer that is given before [`note_caller`] is reached.
 pub(crate) fn asked_by(mut response: Response, who: &Principal) -> Response {
     response.extensions_mut().insert(AskedBy(who.actor.0.clone()));
+    response
+}
+
+/// The same for somebody who has no token of ours.
+pub(crate) fn asked_as(mut response: Response, actor: &model::Actor) -> Response {
+    response.extensions_mut().insert(AskedBy(actor.0.clone()));
     response
 }
 

@@ -21,6 +21,7 @@ use utoipa::{
         (name = "services", description = "Programs that a session keeps running"),
         (name = "snapshots", description = "Immutable copies of sessions, and sessions made from them"),
         (name = "files", description = "Files of a session, running or asleep"),
+        (name = "network", description = "What a session reaches, its ports and previews, and secrets that it never holds"),
         (name = "events", description = "The history of sessions"),
         (name = "server", description = "The server itself")
     ),
@@ -35,7 +36,9 @@ use utoipa::{
         r::files::read, r::files::write, r::files::remove, r::files::stat, r::files::list, r::files::mkdir, r::files::rename,
         r::files::watch, r::files::pack, r::files::unpack,
         r::snapshots::create, r::snapshots::list, r::snapshots::show, r::snapshots::delete, r::snapshots::fork_session,
-        r::snapshots::fork_snapshot, r::snapshots::rollback, r::storage::show, r::storage::collect, r::storage::check,
+        r::snapshots::fork_snapshot, r::snapshots::rollback,
+        r::network::show, r::ports::list, r::ports::pass, r::ports::link, r::ports::tcp, r::secrets::list, r::secrets::set,
+        r::secrets::put, r::secrets::remove, r::storage::show, r::storage::collect, r::storage::check,
         r::storage::pack, r::storage::backup, r::storage::backups, r::storage::backup_remove, r::storage::rotate_key, r::storage::export, r::storage::import,
         r::events::of_session, r::events::of_all,
         r::admin::tokens, r::admin::token_new, r::admin::token_revoke, r::admin::templates, r::admin::template_add,

@@ -11,10 +11,10 @@ use axum::{
 };
 use engine::{Caller, Config, Engine, NewToken, Scope};
 use http_body_util::BodyExt;
-use model::{Runtime, SessionId, SnapshotId, SnapshotState, Timestamp};
+use model::{Runtime, SessionId, SnapshotId, SnapshotState, State, Timestamp};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use store::SnapshotRow;
+use store::{SessionChange, SessionRow, SnapshotRow};
 use store_sqlite::SqliteStore;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
@@ -55,10 +55,14 @@ impl Server {
             object_store: engine::ObjectStore::folder(dir.path().join("objects")),
             pack_after: std::time::Duration::from_secs(300),
             cache_bytes: 1 << 30,
+            closed: Vec::new(),
+            egress_roots: None,
+            secrets_key: None,
+            forget_secrets: false,
         };
         let engine = Engine::open(config, Arc::new(store)).await.unwrap();
         let stop = CancellationToken::new();
-        let (state, background) = AppState::new(engine.clone(), stop.clone());
+        let (state, background) = AppState::new(engine.clone(), api::Previews::default(), stop.clone());
         Server { router: router(state), engine, background, stop, _dir: dir }
     }
 
@@ -219,9 +223,7 @@ async fn addresses_that_lead_nowhere() {
         server.call(method, &format!("/v1/sessions/{id}{tail}"), &admin, "").await.refused(404, "not_found");
     }
     server.call("PUT", "/v1/sessions", &admin, "").await.refused(405, "method_not_allowed");
-    for (method, uri) in
-        [("POST", format!("/v1/sessions/{id}/feed")), ("GET", "/v1/volumes".into()), ("GET", format!("/v1/sessions/{id}/ports"))]
-    {
+    for (method, uri) in [("POST", format!("/v1/sessions/{id}/feed")), ("GET", "/v1/volumes".into())] {
         server.call(method, &uri, &admin, "").await.refused(400, "not_built");
     }
     for path in ["../etc/passwd", "/a%00b", ""] {
@@ -262,8 +264,7 @@ async fn what_no_snapshot_can_be_is_refused_by_name() {
     }
     server.call("POST", &format!("/v1/sessions/{session}/rollback"), &admin, "{}").await.refused(400, "bad_request");
     let secrets = server.call("POST", &format!("/v1/sessions/{session}/fork"), &admin, r#"{"secrets":true}"#).await;
-    secrets.refused(400, "not_built");
-    assert_eq!(secrets.body["field"], "secrets");
+    secrets.refused(404, "not_found");
     for (what, body) in [("snapshots", r#"{"keep":1}"#), ("fork", r#"{"n":1}"#), ("rollback", r#"{"snapshot":1}"#)] {
         server.call("POST", &format!("/v1/sessions/{session}/{what}"), &admin, body).await.refused(400, "unknown_field");
     }
@@ -423,4 +424,145 @@ async fn over_a_real_socket_and_until_the_end() {
     assert_eq!(&head, b"HTTP/1.1 200");
     server.stop.cancel();
     tokio::time::timeout(std::time::Duration::from_secs(5), serving).await.unwrap().unwrap();
+}
+
+/// A sleeping session with this policy, as the store has it.
+async fn sleeping(server: &Server, policy: Value) -> SessionId {
+    let mut row = SessionRow::new(SessionId::new(), Runtime::Gvisor, "debian", Timestamp(1));
+    row.state = State::Stopped;
+    row.network = serde_json::from_value(policy).unwrap();
+    let id = row.id;
+    server.engine.store().commit(SessionChange::new(row)).await.unwrap();
+    id
+}
+
+#[tokio::test]
+async fn secrets_are_set_and_listed_and_never_shown() {
+    let server = Server::start().await;
+    let (admin, write) = (server.admin().await, server.token(&[Scope::Write], None).await);
+    for (method, uri, body) in
+        [("GET", "/v1/secrets", ""), ("PUT", "/v1/secrets/A", r#"{"value":"x"}"#), ("DELETE", "/v1/secrets/A", "")]
+    {
+        server.call(method, uri, &write, body).await.refused(403, "forbidden");
+    }
+    server.call("POST", "/v1/secrets", &admin, r#"{"name":"A","value":"canary-1","hosts":["API.example.com"]}"#).await.ok();
+    let changed = server.call("PUT", "/v1/secrets/A", &admin, r#"{"value":"canary-2"}"#).await;
+    changed.ok();
+    assert_eq!(changed.body["hosts"], json!(["api.example.com"]), "its hosts stay");
+    let list = server.call("GET", "/v1/secrets", &admin, "").await;
+    assert_eq!(list.body["items"][0]["name"], "A");
+    assert!(!format!("{}{}", list.text, changed.text).contains("canary"));
+    for (uri, body, field) in [
+        ("/v1/secrets/a-b", r#"{"value":"x"}"#, "name"),
+        ("/v1/secrets/A", r#"{"value":""}"#, "value"),
+        ("/v1/secrets/A", r#"{"value":"a\nb"}"#, "value"),
+        ("/v1/secrets/A", r#"{"value":"x","hosts":["10.0.0.0/8"]}"#, "hosts"),
+    ] {
+        let refused = server.call("PUT", uri, &admin, body).await;
+        refused.refused(400, "bad_request");
+        assert_eq!(refused.body["field"], field, "{}", refused.text);
+    }
+    assert_eq!(server.call("DELETE", "/v1/secrets/A", &admin, "").await.status, 204);
+    server.call("DELETE", "/v1/secrets/A", &admin, "").await.refused(404, "not_found");
+    let kept = std::fs::read(server._dir.path().join("store.db-wal")).unwrap_or_default();
+    assert!(!kept.windows(6).any(|window| window == b"canary"), "it is nowhere in the store");
+}
+
+#[tokio::test]
+async fn a_policy_is_read_strictly_and_names_only_what_it_may() {
+    let server = Server::start().await;
+    let (admin, write) = (server.admin().await, server.token(&[Scope::Write], None).await);
+    let id = sleeping(&server, json!({})).await;
+    let uri = format!("/v1/sessions/{id}");
+    let patch = |policy: Value| json!({ "network": policy }).to_string();
+    let rule = |to: &str, name: &str| json!({ "rules": [{ "allow": to, "inject": { "header": "x-key", "value": format!("{{{name}}}") } }] });
+    server.call("PATCH", &uri, &write, &patch(json!({ "default": "deny", "rules": [{ "allow": "a.example" }] }))).await.ok();
+    let shown = server.call("GET", &uri, &write, "").await;
+    assert_eq!(shown.body["network"], json!({ "default": "deny", "rules": [{ "allow": "a.example" }] }));
+    let wrong = server.call("PATCH", &uri, &write, &patch(json!({ "rules": [{ "allow": "a" }, { "allow": "a b" }] }))).await;
+    wrong.refused(400, "bad_request");
+    assert!(wrong.body["detail"].as_str().unwrap().contains("rules[1]"), "{}", wrong.text);
+    server.call("PATCH", &uri, &write, &patch(json!({ "defualt": "deny" }))).await.refused(400, "unknown_field");
+
+    server.call("PUT", "/v1/secrets/BOUND", &admin, r#"{"value":"x","hosts":["*.example.com"]}"#).await.ok();
+    server.call("PUT", "/v1/secrets/FREE", &admin, r#"{"value":"x"}"#).await.ok();
+    server.call("PATCH", &uri, &write, &patch(rule("api.example.com", "BOUND"))).await.ok();
+    for refused in [rule("evil.example", "BOUND"), rule("api.example.com", "FREE"), rule("api.example.com", "NONE")] {
+        server.call("PATCH", &uri, &write, &patch(refused.clone())).await.refused(403, "forbidden");
+    }
+    server.call("PATCH", &uri, &admin, &patch(rule("evil.example", "BOUND"))).await.refused(403, "forbidden");
+    server.call("PATCH", &uri, &admin, &patch(rule("api.example.com", "FREE"))).await.ok();
+    let network = server.call("GET", &format!("{uri}/network"), &write, "").await;
+    network.ok();
+    assert_eq!((&network.body["open_count"], &network.body["traffic"]), (&json!(0), &json!([])));
+    server.call("PATCH", &uri, &write, r#"{"network":null}"#).await.ok();
+    assert_eq!(server.call("GET", &uri, &write, "").await.body["network"], json!({ "default": "allow" }));
+}
+
+#[tokio::test]
+async fn the_way_in_is_for_those_who_may_write() {
+    let server = Server::start().await;
+    let (read, write) = (server.token(&[Scope::Read], None).await, server.token(&[Scope::Write], None).await);
+    let id = sleeping(&server, json!({})).await;
+    let uri = |tail: &str| format!("/v1/sessions/{id}{tail}");
+    let list = server.call("GET", &uri("/ports"), &read, "").await;
+    list.ok();
+    assert_eq!(list.body["items"], json!([]), "nothing is woken to be looked at");
+    server.call("GET", &uri("/ports/80/x"), &read, "").await.refused(403, "forbidden");
+    server.call("GET", &uri("/ports/80/x"), "", "").await.refused(401, "unauthorized");
+    server.call("GET", &format!("{}?access_token={write}", uri("/ports/80/x")), "", "").await.refused(401, "unauthorized");
+    for (method, tail) in [("GET", "/ports/80/x"), ("POST", "/ports/80"), ("PUT", "/ports/80/"), ("POST", "/ports/80/link")] {
+        server.call(method, &uri(tail), &write, "").await.refused(422, "not_running");
+    }
+    for port in ["0", "65536", "x"] {
+        server.call("GET", &uri(&format!("/ports/{port}/x")), &write, "").await.refused(400, "bad_request");
+    }
+    server.call("GET", &uri("/tcp/80"), &write, "").await.refused(400, "bad_request");
+}
+
+#[tokio::test]
+async fn a_preview_opens_by_link_or_token_or_where_it_is_public() {
+    let server = Server::start().await;
+    let (admin, write) = (server.admin().await, server.token(&[Scope::Write], None).await);
+    let id = sleeping(&server, json!({ "public_ports": [3000] })).await;
+    let page = |port: u16, path: &str, headers: &[(&str, &str)]| {
+        let mut builder = Request::builder().uri(path).header(header::HOST, format!("{port}-{id}.localhost:7420"));
+        for (name, value) in headers {
+            builder = builder.header(*name, *value);
+        }
+        builder.body(Body::empty()).unwrap()
+    };
+    // The API isn't there, not even its open pages, and nothing is told of the session.
+    for path in ["/", "/healthz", "/v1/sessions"] {
+        let closed = server.send(page(8080, path, &[])).await;
+        assert_eq!(closed.status, 401, "{}", closed.text);
+        assert!(closed.text.contains("isn't public"), "{}", closed.text);
+    }
+    let stranger = Request::builder().uri("/").header(header::HOST, format!("80-{}.localhost", SessionId::new()));
+    assert_eq!(server.send(stranger.body(Body::empty()).unwrap()).await.status, 401);
+    // Whoever is let in meets a session that doesn't run.
+    server.send(page(3000, "/", &[])).await.refused(422, "not_running");
+    let bearer = format!("Bearer {write}");
+    server.send(page(8080, "/", &[("authorization", &bearer)])).await.refused(422, "not_running");
+    let other = format!("Bearer {}", server.token(&[Scope::Write], Some(vec![SessionId::new()])).await);
+    assert_eq!(server.send(page(8080, "/", &[("authorization", &other)])).await.status, 401);
+
+    let made = server.call("POST", &format!("/v1/sessions/{id}/links/8080"), &write, r#"{"seconds":60}"#).await;
+    assert_eq!(made.status, 201, "{}", made.text);
+    let url = made.body["url"].as_str().unwrap();
+    let link = url.split_once("?dormouse_link=").unwrap().1;
+    assert!(url.starts_with(&format!("http://8080-{id}.localhost")), "{url}");
+    let led = server.send(page(8080, &format!("/a?x=1&dormouse_link={link}"), &[])).await;
+    assert_eq!((led.status.as_u16(), led.headers[header::LOCATION].to_str().unwrap()), (303, "/a?x=1"));
+    let cookie = led.headers[header::SET_COOKIE].to_str().unwrap().split(';').next().unwrap().to_owned();
+    server.send(page(8080, "/a", &[("cookie", &cookie)])).await.refused(422, "not_running");
+    assert_eq!(server.send(page(8081, "/a", &[("cookie", &cookie)])).await.status, 401, "it is for one port");
+    let bent = link.replace('-', "-0");
+    assert_eq!(server.send(page(8080, &format!("/?dormouse_link={bent}"), &[])).await.status, 401);
+    for body in [r#"{"seconds":0}"#, r#"{"seconds":99999999}"#] {
+        let refused = server.call("POST", &format!("/v1/sessions/{id}/links/8080"), &write, body).await;
+        refused.refused(400, "bad_request");
+    }
+    let figures = server.call("GET", "/metrics", &admin, "").await.text;
+    assert!(figures.contains(r#"route="preview",status="401""#), "{figures}");
 }

@@ -41,7 +41,10 @@ impl fmt::Debug for KeySource {
 
 impl KeySource {
     /// Reads the key. Blocks: a command may take its time.
-    fn read(&self) -> Result<Vec<u8>, Error> {
+    ///
+    /// # Errors
+    /// It can't be read, or is too short or too long.
+    pub fn read(&self) -> Result<Vec<u8>, Error> {
         let wrong = |what: String| Error::KeySource { from: format!("{self:?}"), what };
         let mut key = Vec::new();
         match self {

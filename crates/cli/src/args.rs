@@ -102,7 +102,19 @@ pub enum Command {
         columns: Option<String>,
     },
     /// Show everything about a session
-    Show { session: String },
+    Show {
+        session: String,
+        /// Its network instead: policy, open connections, traffic
+        #[arg(long)]
+        network: bool,
+    },
+    /// Change a session
+    Set {
+        session: String,
+        /// What its programs may reach: JSON, or a file with it. In force at once
+        #[arg(long, value_name = "JSON|@FILE")]
+        network: String,
+    },
     /// Show what sessions use
     Stats { session: Option<String> },
     /// Wait until a session's sandbox, or an exec, has ended
@@ -134,7 +146,8 @@ pub enum Command {
     /// Print what execs, terminals and services have written
     Logs {
         session: String,
-        /// An exec, a terminal or a service; without it all execs and services, line by line
+        /// An exec, a terminal or a service; without it all execs and services, line by line; 'requests': what went out over
+        /// its network, where its policy has that written down
         source: Option<String>,
         /// Go on as more is written
         #[arg(short, long)]
@@ -227,6 +240,9 @@ pub enum Command {
         /// Leave its memory alone and boot afresh on its disk
         #[arg(long)]
         disk_only: bool,
+        /// Give the secrets along that its network policy names
+        #[arg(long)]
+        secrets: bool,
     },
     /// Set a session back to a snapshot; one of now is taken first
     Rollback {
@@ -308,6 +324,24 @@ pub enum Command {
         #[arg(value_name = "DST")]
         target: String,
     },
+    /// List what listens in a session, or reach a port of it from this machine
+    Port {
+        session: String,
+        /// The port in the session; without it those that are listened on are listed
+        port: Option<std::num::NonZeroU16>,
+        /// The port here; 0 takes a free one [default: the same number]
+        #[arg(value_name = "LOCAL", conflicts_with = "link")]
+        here: Option<u16>,
+        /// Print a link to its preview instead: whoever has it gets in
+        #[arg(long, requires = "port")]
+        link: bool,
+        /// How long the link is good for [default: 1h]
+        #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration, requires = "link")]
+        lasts: Option<Duration>,
+    },
+    /// Secrets that are added to requests outside of sessions
+    #[command(subcommand)]
+    Secret(SecretCommand),
     /// Look at and change files in a session
     #[command(subcommand)]
     Files(FilesCommand),
@@ -376,6 +410,9 @@ pub struct NewOptions {
     pub disk_only: bool,
     #[arg(long, value_name = "NAME:/path[:ro]")]
     pub volume: Vec<String>,
+    /// What its programs may reach: JSON, or a file with it [default: everything]
+    #[arg(long, value_name = "JSON|@FILE")]
+    pub network: Option<String>,
     /// Cores, in fractions
     #[arg(long)]
     pub cpus: Option<f64>,
@@ -503,6 +540,29 @@ pub enum FilesCommand {
         /// Directories below, too
         #[arg(short, long)]
         recursive: bool,
+    },
+}
+
+/// `secret`.
+#[derive(Debug, Subcommand)]
+pub enum SecretCommand {
+    /// Set a secret; its value is read from standard input
+    Set {
+        name: model::network::SecretName,
+        /// A host that it may be sent to, such as api.example.com or *.example.com; several can be given [default: those
+        /// that it has]
+        #[arg(long = "host", value_name = "HOST")]
+        hosts: Vec<String>,
+        /// Wherever rules that an administrator has set send it
+        #[arg(long, conflicts_with = "hosts")]
+        any_host: bool,
+    },
+    /// List names and hosts
+    Ls,
+    /// Give secrets up
+    Rm {
+        #[arg(required = true)]
+        names: Vec<model::network::SecretName>,
     },
 }
 
@@ -668,6 +728,19 @@ mod tests {
             "rollback s before-upgrade",
             "snapshot-rm a b",
             "history s",
+            "port s",
+            "port s 8080 --json",
+            "port s 8080 0",
+            "port s 8080 --link --for 2h",
+            "secret set TOKEN --host api.example.com --host *.example.org",
+            "secret set TOKEN --any-host",
+            "secret ls",
+            "secret rm A B",
+            "set s --network @policy.json",
+            "show s --network",
+            "logs s requests -f",
+            "fork s --secrets",
+            "new k --network {\"default\":\"deny\"}",
             "new k --from base --on-idle none",
             "cp s:/x -",
             "files mkdir -p s /x",
@@ -706,6 +779,13 @@ mod tests {
             "fork",
             "rollback s",
             "snapshot-rm",
+            "port s 0",
+            "port s 70000",
+            "port s --link",
+            "port s 80 --for 1h",
+            "secret set a-b",
+            "secret set TOKEN value",
+            "set s",
             "new --from base --template debian",
             "new --from base --source https://x/y",
             "token new n --max-sessions 0",

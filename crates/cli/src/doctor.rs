@@ -76,7 +76,7 @@ fn look() -> Vec<Finding> {
     let data = default_data_dir();
     let mut findings = vec![kernel(), rights()];
     findings.extend(runsc());
-    findings.extend([overlay(), cgroups(), disk(&data), quota(&data), templates(&data)]);
+    findings.extend([overlay(), cgroups(), disk(&data), quota(&data), secrets_key(&data), templates(&data)]);
     findings
 }
 
@@ -235,6 +235,22 @@ fn mount_of(path: &Path, mounts: &str) -> Option<(String, String, String)> {
     });
     // Of two mounts on the same place the later one counts.
     lines.filter(|(point, ..)| path.starts_with(point)).max_by_key(|(point, ..)| point.len())
+}
+
+/// Where the key of secrets is, as far as it can be told without the server's flags.
+fn secrets_key(data: &Path) -> Finding {
+    let what = "key of secrets";
+    let given = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let beside = data.join("secrets.key");
+    if given("DORMOUSE_KEY_FILE") || given("DORMOUSE_KEY_COMMAND") || crate::serve::credential().is_some() {
+        return Finding::new(what, Verdict::Ok, "not kept beside what it encrypts", None);
+    }
+    if !beside.exists() {
+        return Finding::new(what, Verdict::Ok, "none is kept here", None);
+    }
+    let detail = format!("{} lies beside what it encrypts: who has the one has the other", beside.display());
+    let mend = "move it elsewhere, then dormouse serve --key-file FILE   (or --key-command, or systemd's LoadCredential=dormouse-key:FILE)";
+    Finding::new(what, Verdict::Limited, detail, Some(mend))
 }
 
 fn templates(data: &Path) -> Finding {

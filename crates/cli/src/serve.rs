@@ -73,6 +73,22 @@ pub struct ServeArgs {
     /// Take the object store from another server, which is gone for good
     #[arg(long, env = "DORMOUSE_OBJECT_STORE_TAKE_OVER", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub object_store_take_over: Option<bool>,
+    /// Encrypt secrets under the key in this file: at least 32 random bytes [default: the systemd credential dormouse-key,
+    /// else DATA/secrets.key]
+    #[arg(long, env = "DORMOUSE_KEY_FILE", value_name = "FILE", conflicts_with = "key_command")]
+    pub key_file: Option<PathBuf>,
+    /// The same under the key that this command prints
+    #[arg(long, env = "DORMOUSE_KEY_COMMAND", value_name = "COMMAND")]
+    pub key_command: Option<String>,
+    /// Remove the secrets that the key doesn't open: it is lost for good
+    #[arg(long, env = "DORMOUSE_FORGET_SECRETS", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub forget_secrets: Option<bool>,
+    /// Certificates of authorities, in PEM, that the servers may be known by which sessions talk to, beside the system's
+    #[arg(long, env = "DORMOUSE_EGRESS_CA", value_name = "FILE")]
+    pub egress_ca: Option<PathBuf>,
+    /// Previews of sessions' pages are at PORT-SESSION.DOMAIN [default: localhost]
+    #[arg(long, env = "DORMOUSE_PREVIEW_DOMAIN", value_name = "DOMAIN")]
+    pub preview_domain: Option<String>,
     /// What has slept for so long is packed into the object store [default: 5m]
     #[arg(long, env = "DORMOUSE_PACK_AFTER", value_name = "DURATION")]
     pub pack_after: Option<String>,
@@ -133,6 +149,11 @@ pub struct Settings {
     pub object_store: engine::ObjectStore,
     pub pack_after: Duration,
     pub cache_bytes: u64,
+    /// `None`: the data directory's.
+    pub secrets_key: Option<blob::KeySource>,
+    pub forget_secrets: bool,
+    pub egress_ca: Option<PathBuf>,
+    pub preview_domain: String,
     /// `None`: the one that this program carries.
     pub guest: Option<PathBuf>,
     pub log_level: String,
@@ -157,6 +178,11 @@ impl ServeArgs {
             object_store_key_file: self.object_store_key_file.or(file.object_store_key_file),
             object_store_key_command: self.object_store_key_command.or(file.object_store_key_command),
             object_store_take_over: self.object_store_take_over.or(file.object_store_take_over),
+            key_file: self.key_file.or(file.key_file),
+            key_command: self.key_command.or(file.key_command),
+            forget_secrets: self.forget_secrets.or(file.forget_secrets),
+            egress_ca: self.egress_ca.or(file.egress_ca),
+            preview_domain: self.preview_domain.or(file.preview_domain),
             pack_after: self.pack_after.or(file.pack_after),
             cache_size: self.cache_size.or(file.cache_size),
             webhook_url: self.webhook_url,
@@ -204,7 +230,14 @@ impl ServeArgs {
         let pack_after = pack_after.map_err(|e| anyhow::anyhow!("'pack_after' is a duration, such as 10m: {e}"))?;
         let cache_bytes = self.cache_size.as_deref().map_or(Ok(CACHE), |text| model::parse_bytes(text).map(|size| size.0));
         let cache_bytes = cache_bytes.context("'cache_size' is a size, such as 20GiB")?;
-        let key = key(self.object_store_key_file, self.object_store_key_command)?;
+        let key = key_of("object_store_key", self.object_store_key_file, self.object_store_key_command)?;
+        let secrets_key = key_of("key", self.key_file, self.key_command)?.or_else(credential);
+        let egress_ca = self.egress_ca.map(std::path::absolute).transpose()?;
+        if let Some(missing) = egress_ca.as_ref().filter(|path| !path.is_file()) {
+            bail!("there are no certificates at {}", missing.display());
+        }
+        let preview_domain = model::network::host_name(self.preview_domain.as_deref().unwrap_or("localhost"));
+        let preview_domain = preview_domain.map_err(|e| anyhow::anyhow!("'preview_domain' is a domain: {e}"))?;
         let place = self.object_store.unwrap_or_else(|| data.join("objects").to_string_lossy().into_owned());
         let location = blob::Location::parse(&place).context("the object store")?;
         let take_over = self.object_store_take_over.unwrap_or(false);
@@ -225,19 +258,29 @@ impl ServeArgs {
             object_store: engine::ObjectStore { location, key, take_over },
             pack_after,
             cache_bytes,
+            secrets_key,
+            forget_secrets: self.forget_secrets.unwrap_or(false),
+            egress_ca,
+            preview_domain,
             guest: self.guest,
             log_level: self.log_level.unwrap_or_else(|| "info".to_owned()),
         })
     }
 }
 
-/// Where the key of an encrypted object store comes from.
-fn key(file: Option<PathBuf>, command: Option<String>) -> anyhow::Result<Option<blob::KeySource>> {
+/// Where a key comes from, whose settings begin with `name`.
+fn key_of(name: &str, file: Option<PathBuf>, command: Option<String>) -> anyhow::Result<Option<blob::KeySource>> {
     match (file, command) {
-        (Some(_), Some(_)) => bail!("'object_store_key_file' and 'object_store_key_command' exclude each other"),
+        (Some(_), Some(_)) => bail!("'{name}_file' and '{name}_command' exclude each other"),
         (Some(file), None) => Ok(Some(blob::KeySource::File(std::path::absolute(file)?))),
         (None, command) => Ok(command.map(blob::KeySource::Command)),
     }
+}
+
+/// The key that systemd gives the server (systemd.exec(5), LoadCredential=).
+pub(crate) fn credential() -> Option<blob::KeySource> {
+    let path = PathBuf::from(std::env::var_os("CREDENTIALS_DIRECTORY")?).join("dormouse-key");
+    path.is_file().then_some(blob::KeySource::File(path))
 }
 
 /// The webhooks of the file, and the one of the flags. Where the file has the same address, the flags count.

@@ -34,7 +34,7 @@ impl Inner {
             let request = request.clone();
             async move { live.supervisor.call_soon(&request).await }.boxed()
         };
-        let (live, answer) = self.with_live(session, actor, call).await?;
+        let (live, answer) = self.with_live(session, actor, false, call).await?;
         Ok(match answer {
             Ok(_) => Asked::Done,
             Err(CallError::Refused(error)) if !matches!(error.code, Code::SandboxGone | Code::Unresponsive) => {
@@ -50,21 +50,23 @@ impl Inner {
     /// Why the session can't be used.
     pub(crate) async fn connected(self: &Arc<Self>, session: &Arc<Session>, actor: &Actor) -> Result<(Arc<Live>, Conn), Error> {
         let connect = |live: Arc<Live>| async move { live.supervisor.connect().await }.boxed();
-        let (live, conn) = self.with_live(session, actor, connect).await?;
+        let (live, conn) = self.with_live(session, actor, false, connect).await?;
         Ok((live, conn.map_err(|error| session.call_error(error))?))
     }
 
-    /// Tries again while the sandbox is just changing: then nothing was asked.
-    async fn with_live<T>(
+    /// Asks the sandbox of a session, which is brought up for it; with `start` it is booted, too. Tries again while the
+    /// sandbox is just changing: then nothing was asked.
+    pub(crate) async fn with_live<T>(
         self: &Arc<Self>,
         session: &Arc<Session>,
         actor: &Actor,
+        start: bool,
         ask: impl Fn(Arc<Live>) -> BoxFuture<'static, Result<T, CallError>>,
     ) -> Result<(Arc<Live>, Result<T, CallError>), Error> {
         let until = Instant::now() + PATIENCE;
         loop {
             let mut changes = session.changes();
-            let live = self.usable(session, actor, false).await?;
+            let live = self.usable(session, actor, start).await?;
             match ask(live.clone()).await {
                 Err(CallError::Unreachable(_)) => {}
                 Err(CallError::Refused(error)) if error.code == Code::Busy => {}

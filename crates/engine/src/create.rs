@@ -8,6 +8,7 @@ use crate::{
     launch::{self, identity},
     limits,
     moments::{self, Moment},
+    network,
     operation::{Context, Failure, Job, deleted},
     parcels, policy,
     pool::Pooled,
@@ -276,6 +277,7 @@ fn ignored(new: &NewSession, row: &SessionRow) -> Vec<String> {
         ("ttl_seconds", new.ttl_seconds.is_some() && new.ttl_seconds != row.ttl_seconds),
         ("hooks", !new.hooks.is_empty() && serde_json::to_value(&new.hooks).ok().as_ref() != Some(&row.hooks)),
         ("services", !new.services.is_empty() && new.services != row.services),
+        ("network", new.network.as_ref().is_some_and(|policy| *policy != row.network)),
     ];
     differs.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned()).collect()
 }
@@ -327,6 +329,9 @@ pub(crate) struct Intent {
 /// Stores a new session and what is going to be done for it.
 pub(crate) async fn intend(inner: &Arc<Inner>, caller: &Caller, new: &NewSession, intent: Intent) -> Result<Intended, Made> {
     let Intent { id, origin, old, made } = intent;
+    if let Some(policy) = &new.network {
+        network::authorize(inner, caller, policy, None).await?;
+    }
     reserve::check_room(&inner.config.data_dir)?;
     inner.pool.created();
     let template = match &origin {
@@ -350,6 +355,13 @@ pub(crate) async fn intend(inner: &Arc<Inner>, caller: &Caller, new: &NewSession
         row.latest_snapshot = Some(origin.snapshot.id);
         row.layers.clone_from(&origin.snapshot.layers);
         row.source.clone_from(&origin.source.source);
+        row.network.clone_from(&origin.source.network);
+        let given = new.secrets && !origin.source.secrets_withheld;
+        row.secrets_withheld = !given && !row.network.secrets().is_empty();
+    }
+    if let Some(policy) = &new.network {
+        row.network.clone_from(policy);
+        row.secrets_withheld = false;
     }
     row.key.clone_from(&new.key);
     row.name.clone_from(&new.name);
@@ -523,10 +535,16 @@ async fn bring_up(context: &Context, plan: Plan) -> Result<(), Error> {
 /// Makes a pooled sandbox the session's; `None` where it can't, and nothing of it is left then.
 async fn claim(context: &Context, pooled: Pooled) -> Option<Arc<Live>> {
     let session = &context.session;
-    let identity = identity(&session.view().row);
-    let request = Request::Claim { session: session.id, identity };
-    match pooled.live.supervisor.call_within(&request, CLAIM_LIMIT).await {
-        Ok(_) => Some(pooled.live),
+    let row = session.view().row;
+    let identity = identity(&context.inner, &row);
+    let network = Some(network::spec(&context.inner, &row.network));
+    let request = Request::Claim { session: session.id, identity, network };
+    let claimed = match pooled.live.supervisor.call_within(&request, CLAIM_LIMIT).await {
+        Ok(_) => network::begin(&context.inner, session.id, &pooled.live, &row.network).await,
+        Err(error) => Err(error.to_string()),
+    };
+    match claimed {
+        Ok(()) => Some(pooled.live),
         Err(error) => {
             tracing::warn!(session = %session.id, %error, "a pooled sandbox can't be used; another is booted");
             clean_up(&context.inner, session).await;
@@ -550,8 +568,9 @@ pub(crate) async fn boot(context: &Context, base: Base, start: Start, gap_ms: Op
         runtime: base.runtime,
         resources: row.resources,
         keep_output_bytes: inner.config.keep_output,
-        identity: Some(identity(&row)),
+        identity: Some(identity(inner, &row)),
         pins: base.pins,
+        network: Some(network::spec(inner, &row.network)),
     };
     launch::launch(inner, &session.launching, spec).await
 }

@@ -4,6 +4,7 @@ use crate::{
     Caller, Config, Counts, Created, Error, NewSession, OpenError, SessionPatch, SessionView, Transition, Transitioned, create,
     inner::{Inner, blocking},
     launch::ensure_private_dir,
+    network::{self, Keyring},
     operation::deleted,
     parcels, policy, pool,
     programs::Programs,
@@ -26,6 +27,9 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(3);
 const POOL_LIMIT: Duration = Duration::from_secs(5);
 /// How long giving back the object store's lock may take.
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);
+/// Hosts of one session that are counted each by itself, and entries of all sessions together.
+const TOP_HOSTS: usize = 10;
+const COUNTED_HOSTS: usize = 5000;
 /// Sessions that are hibernated at the same time when all are.
 const HIBERNATE_AT_ONCE: usize = 4;
 
@@ -62,7 +66,8 @@ impl Engine {
         let data_dir = config.data_dir.clone();
         let shelf = blocking(move || Shelf::open(&data_dir)).await.map_err(|e| OpenError::Other(e.to_string()))??;
         let tokens = tokens::open(&config.data_dir, &store).await?;
-        let inner = Inner::new(config, store, programs, shelf, tokens, instance);
+        let keyring = open_keyring(&config, &store).await?;
+        let inner = Inner::new(config, store, programs, shelf, tokens, keyring, instance);
         // Before anything happens that they may have to tell.
         webhooks::start(&inner).await?;
         recover::recover(&inner).await.map_err(|e| OpenError::Other(e.to_string()))?;
@@ -166,6 +171,10 @@ impl Engine {
         while let Ok(scan) = self.inner.store.scan_sessions(store::MAX_PAGE, cursor).await {
             for row in scan.sessions {
                 *counts.sessions.entry(row.state.as_str()).or_default() += 1;
+                if row.state.has_sandbox() && counts.traffic.len() < COUNTED_HOSTS {
+                    let hosts = row.traffic.top(TOP_HOSTS).into_iter();
+                    counts.traffic.extend(hosts.map(|(host, totals)| (row.id, host, totals)));
+                }
             }
             cursor = scan.next_cursor;
             if cursor.is_none() {
@@ -244,10 +253,18 @@ impl Engine {
     /// Changes what a client may change.
     ///
     /// # Errors
-    /// [`Error::NotBuilt`], [`Error::NotFound`], [`Error::Deleted`], [`Error::Failed`].
+    /// [`Error::NotBuilt`], [`Error::NotFound`], [`Error::Deleted`], [`Error::Failed`]; [`Error::Forbidden`] for a secret.
+    /// [`Error::Held`], [`Error::Lost`] and [`Error::Unresponsive`] for a policy that is set and may not be in force yet.
     pub async fn patch(&self, caller: &Caller, id: SessionId, patch: SessionPatch) -> Result<SessionView, Error> {
         let session = self.inner.present(id).await?;
         policy::check(&patch, &session.view().row, self.inner.now())?;
+        if let Some(policy) = &patch.network {
+            let row = session.view().row;
+            // Rules of a policy that its secrets were withheld from have been agreed to by nobody here.
+            let before = Some(&row.network).filter(|_| !row.secrets_withheld);
+            network::authorize(&self.inner, caller, policy, before).await?;
+        }
+        let network_changes = patch.network.is_some();
         let idle_changes = patch.idle.is_some();
         if let Some(services) = patch.services.clone() {
             self.set_services(caller, id, services).await?;
@@ -267,6 +284,9 @@ impl Engine {
         self.inner.change(&session, Box::new(change)).await?;
         if idle_changes {
             policy::look_soon(&self.inner, &session);
+        }
+        if network_changes {
+            network::enforce(&self.inner, &session).await?;
         }
         Ok(session.view())
     }
@@ -386,6 +406,28 @@ impl Engine {
     }
 }
 
+/// Reads the key of secrets, and sees whether it is theirs.
+async fn open_keyring(config: &Config, store: &Arc<dyn Store>) -> Result<Keyring, OpenError> {
+    let mut kept = store.list_secrets().await?;
+    let (source, data_dir, forget) = (config.secrets_key.clone(), config.data_dir.clone(), config.forget_secrets);
+    let known = if forget { Vec::new() } else { kept.clone() };
+    let opened = blocking(move || Keyring::open(source.as_ref(), &data_dir, &known)).await;
+    let keyring = opened.map_err(|e| OpenError::Other(e.to_string()))??;
+    if forget {
+        for row in kept.extract_if(.., |row| keyring.unseal(row).is_none()) {
+            tracing::warn!(secret = %row.name, "a secret that the key doesn't open is given up");
+            store.remove_secret(row.name).await?;
+        }
+    }
+    for row in keyring.unreadable(&kept)? {
+        tracing::error!(secret = %row.name, "a secret is damaged: set it anew");
+    }
+    if keyring.lies_beside() {
+        tracing::warn!("the key of secrets lies beside what it encrypts: keep it elsewhere with --key-file or --key-command");
+    }
+    Ok(keyring)
+}
+
 /// Applies a patch; tells which fields it changed.
 fn apply(row: &mut SessionRow, patch: &SessionPatch, now: Timestamp) -> Vec<&'static str> {
     fn set<T: Clone + PartialEq>(field: &mut T, wanted: &Option<T>) -> bool {
@@ -410,7 +452,9 @@ fn apply(row: &mut SessionRow, patch: &SessionPatch, now: Timestamp) -> Vec<&'st
         ("metadata", set(&mut row.metadata, &Some(metadata))),
         ("idle", set(&mut row.idle, &patch.idle)),
         ("services", set(&mut row.services, &patch.services)),
+        ("network", set(&mut row.network, &patch.network) | (patch.network.is_some() && row.secrets_withheld)),
     ];
+    row.secrets_withheld &= patch.network.is_none();
     let clocks = policy::apply(row, patch, now);
     changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).chain(clocks).collect()
 }
@@ -419,6 +463,19 @@ fn apply(row: &mut SessionRow, patch: &SessionPatch, now: Timestamp) -> Vec<&'st
 mod tests {
     use super::*;
     use model::Runtime;
+
+    #[test]
+    fn a_policy_that_is_set_gives_a_fork_its_secrets() {
+        let mut row = SessionRow::new(SessionId::new(), Runtime::Gvisor, "debian", Timestamp(1));
+        row.secrets_withheld = true;
+        let other = SessionPatch { name: Some(Some("x".into())), ..SessionPatch::default() };
+        assert_eq!(apply(&mut row, &other, Timestamp(2)), ["name"]);
+        assert!(row.secrets_withheld);
+        let same = SessionPatch { network: Some(row.network.clone()), ..SessionPatch::default() };
+        assert_eq!(apply(&mut row, &same, Timestamp(2)), ["network"]);
+        assert!(!row.secrets_withheld);
+        assert!(apply(&mut row, &same, Timestamp(3)).is_empty(), "again it changes nothing");
+    }
 
     #[test]
     fn a_patch_changes_what_it_names_and_nothing_else() {

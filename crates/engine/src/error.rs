@@ -86,6 +86,8 @@ pub enum Error {
     #[error("{0}")]
     Inside(WireError),
     /// An operation was tried and failed; the session stands as its state says.
+    #[error("nothing listens on port {port} of session {session}")]
+    PortClosed { session: SessionId, port: u16 },
     #[error("{kind} of session {session} failed: {detail}")]
     OperationFailed { session: SessionId, operation: OperationId, kind: OperationKind, detail: String },
     #[error("{detail}")]
@@ -147,6 +149,7 @@ impl Error {
             E::NotBuilt { .. } => "not_built",
             E::Forbidden { .. } => "forbidden",
             E::Inside(error) => inside(error.code).0,
+            E::PortClosed { .. } => "port_closed",
             E::OperationFailed { .. } => "operation_failed",
             E::Internal { .. } => "internal",
         }
@@ -173,6 +176,7 @@ impl Error {
             E::Internal { .. } => 500,
             E::NoCapacity { .. } | E::ShuttingDown => 503,
             E::Unresponsive { .. } => 504,
+            E::PortClosed { .. } => 502,
             E::NoSpace { .. } | E::DiskLimit { .. } => 507,
             E::Inside(error) => inside(error.code).1,
         }
@@ -193,7 +197,7 @@ impl Error {
             E::NotRunning { .. } | E::NoMemorySnapshot { .. } | E::Ephemeral { .. } | E::KeyConflict { .. } => false,
             E::ExecKeyConflict { .. } | E::Failed { .. } | E::Conflict { .. } | E::Unsaveable { .. } | E::Lost { .. } => false,
             E::NoSpace { .. } | E::Invalid { .. } | E::NotBuilt { .. } | E::Forbidden { .. } => false,
-            E::OperationFailed { .. } | E::Internal { .. } => false,
+            E::OperationFailed { .. } | E::PortClosed { .. } | E::Internal { .. } => false,
         }
     }
 
@@ -214,7 +218,7 @@ impl Error {
             E::LimitExceeded { .. } | E::DiskLimit { .. } => true,
             E::AmbiguousSnapshot { .. } | E::NameTaken { .. } | E::Unloadable { .. } => true,
             E::Damaged { .. } | E::ObjectStore { .. } => true,
-            E::NotBuilt { .. } | E::Forbidden { .. } => true,
+            E::NotBuilt { .. } | E::Forbidden { .. } | E::PortClosed { .. } => true,
         }
     }
 
@@ -236,6 +240,7 @@ impl Error {
             | E::Unresponsive { session }
             | E::Unsaveable { session, .. }
             | E::Lost { session, .. }
+            | E::PortClosed { session, .. }
             | E::OperationFailed { session, .. } => Some(*session),
             E::Unloadable { session, .. } => *session,
             E::NotFound { .. }

@@ -15,9 +15,9 @@ use std::{
     collections::{HashMap, hash_map::Entry},
     sync::Arc,
 };
-use store::{ExecRow, NewEvent, SessionChange, SessionRow, TerminalRow};
+use store::{ExecRow, HostTotals, NewEvent, SessionChange, SessionRow, TerminalRow};
 use wire::{
-    facts::{Fact, FactLine},
+    facts::{Fact, FactLine, HostTraffic},
     layout::JournalName,
     records::{ExecRecord, TerminalRecord},
 };
@@ -290,6 +290,24 @@ fn apply_one(change: &mut SessionChange, line: &FactLine) {
             active(&mut change.session, at);
             change.events.push(event(EventType::FILES_WRITTEN, by(actor), json!({ "path": path, "op": op })));
         }
+        Fact::NetworkDenied { host, port, reason, repeated } => {
+            let data = json!({ "host": host, "port": port, "reason": reason, "repeated": repeated });
+            change.events.push(event(EventType::NETWORK_DENIED, Actor::inside(), data));
+        }
+        Fact::Traffic { items } => {
+            active(&mut change.session, at);
+            for HostTraffic { host, connections, sent_bytes, received_bytes } in items {
+                let (connections, sent_bytes, received_bytes) = (*connections, *sent_bytes, *received_bytes);
+                change.session.traffic.add(host, HostTotals { connections, sent_bytes, received_bytes });
+            }
+        }
+        Fact::PortOpened { port } => {
+            let data = json!({ "port": port.port, "address": port.address, "program": port.program });
+            change.events.push(event(EventType::PORT_OPENED, Actor::inside(), data));
+        }
+        Fact::PortClosed { port } => {
+            change.events.push(event(EventType::PORT_CLOSED, Actor::inside(), json!({ "port": port })));
+        }
         Fact::Confirmed { ok: false, detail } => {
             change.events.push(event(EventType::CONFIRM_FAILED, Actor::system(), json!({ "detail": detail })));
         }
@@ -451,6 +469,41 @@ mod tests {
         assert!(!lost.is_corrected_by(&began), "it does not begin again");
         assert!(!Ended { lost: false, ..lost }.is_corrected_by(&ended(ExecState::Killed)), "what is known stands");
         assert!(!Ended { at: Timestamp(49), ..lost }.is_corrected_by(&ended(ExecState::Exited)), "said by a later sandbox");
+    }
+
+    #[test]
+    fn traffic_is_counted_once_however_often_it_is_read() {
+        let mut row = SessionRow::new(SessionId::new(), Runtime::Gvisor, "debian", Timestamp(1));
+        let went = |sent_bytes| {
+            let host = "a.example".to_owned();
+            Fact::Traffic { items: vec![HostTraffic { host, connections: 1, sent_bytes, received_bytes: 2 }] }
+        };
+        let found = [(0, went(10)), (100, went(5))].map(|(at, fact)| Found { at: Offset(at), line: line(fact) });
+        row = apply(&row, &found, Offset(200)).session;
+        let totals = HostTotals { connections: 2, sent_bytes: 15, received_bytes: 4 };
+        assert_eq!(row.traffic.iter().collect::<Vec<_>>(), [("a.example", &totals)]);
+        assert_eq!(row.last_activity_at, Timestamp(50), "it is activity");
+        assert_eq!(apply(&row, &found, Offset(200)).session, row, "and is not counted again");
+    }
+
+    #[test]
+    fn what_happens_on_the_network_is_told() {
+        let port =
+            wire::guest::ListeningPort { port: 80, address: "0.0.0.0".into(), pid: Some(7), program: Some("nginx".into()) };
+        let denied = Fact::NetworkDenied { host: "a".into(), port: 22, reason: "a rule".into(), repeated: 3 };
+        let facts = [denied, Fact::PortOpened { port }, Fact::PortClosed { port: 80 }];
+        let mut change = SessionChange::new(SessionRow::new(SessionId::new(), Runtime::Gvisor, "debian", Timestamp(1)));
+        facts.into_iter().for_each(|fact| apply_one(&mut change, &line(fact)));
+        let told: Vec<_> = change.events.into_iter().map(|event| (event.kind.0.into_owned(), event.data)).collect();
+        assert_eq!(
+            told,
+            [
+                ("network.denied".to_owned(), json!({ "host": "a", "port": 22, "reason": "a rule", "repeated": 3 })),
+                ("port.opened".to_owned(), json!({ "port": 80, "address": "0.0.0.0", "program": "nginx" })),
+                ("port.closed".to_owned(), json!({ "port": 80 })),
+            ]
+        );
+        assert_eq!(change.session.last_activity_at, Timestamp(1), "none of it is activity");
     }
 
     #[test]

@@ -109,6 +109,7 @@ async fn note(context: &Context, origin: &Origin) -> Result<(), Error> {
         gap_ms: u64::try_from(gap.as_millis()).unwrap_or(u64::MAX),
         generation: Generation::FIRST,
         connections_reset: 0,
+        reset_to: Vec::new(),
     };
     let data = json!({ "snapshot_id": snapshot.id, "parent": snapshot.session_id, "session_id": id, "memory": snapshot.memory, "disk_only": origin.disk_only });
     let event = context.event(EventType::FORK_MADE, data);

@@ -242,7 +242,7 @@ fn evidence(row: &SessionRow, activity: &Activity, quiet: Duration) -> Value {
     let cpu = (activity.cpu_percent * 10.0).round() / 10.0;
     let sentence = match row.idle.map(|idle| idle.when) {
         Some(IdleWhen::NoClients) => format!("nobody for {seconds} s: no viewer and no request"),
-        _ => format!("nothing for {seconds} s: no exec, no typing, no output, CPU {cpu} %"),
+        _ => format!("nothing for {seconds} s: no exec, no typing, no output, no traffic, CPU {cpu} %"),
     };
     json!({
         "sentence": sentence, "quiet_seconds": seconds, "cpu_percent": cpu, "window_seconds": activity.window_ms / 1000,

@@ -4,6 +4,7 @@ use crate::{
     Config, Error, SessionView,
     driver::{self, Admitted, ChangeFn, Message},
     limits::Limits,
+    network::Keyring,
     operation::Job,
     parcels::Depot,
     pool::Pool,
@@ -18,7 +19,7 @@ use model::{Actor, EndReason, OperationKind, SessionId, State, Timestamp};
 use std::{
     collections::HashMap,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, PoisonError, Weak, atomic::AtomicU64},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use store::{EventRow, SessionRow, Store};
@@ -42,6 +43,9 @@ pub(crate) struct Inner {
     pub limits: Limits,
     pub timers: Timers,
     pub tokens: TokenCache,
+    pub keyring: Keyring,
+    /// Counts the changes of secrets.
+    pub secrets_changed: AtomicU64,
     pub events: broadcast::Sender<Arc<EventRow>>,
     /// Every task that was spawned.
     pub tasks: TaskTracker,
@@ -59,6 +63,7 @@ impl Inner {
         programs: Programs,
         shelf: Shelf,
         tokens: TokenCache,
+        keyring: Keyring,
         instance: String,
     ) -> Arc<Inner> {
         let closing = CancellationToken::new();
@@ -72,6 +77,8 @@ impl Inner {
             programs,
             shelf,
             tokens,
+            keyring,
+            secrets_changed: AtomicU64::new(0),
             events: broadcast::channel(EVENTS).0,
             tasks: TaskTracker::new(),
             draining: CancellationToken::new(),

@@ -1,6 +1,6 @@
 //! Starting a supervisor and waiting until its sandbox answers.
 
-use crate::{Error, ending, inner::Inner, session::Live, supervisor_client::CallError};
+use crate::{Error, ending, inner::Inner, network, session::Live, supervisor_client::CallError};
 use model::{EndReason, SessionId};
 use rand::Rng;
 use std::{
@@ -80,6 +80,9 @@ async fn start(inner: &Arc<Inner>, layout: &SessionLayout, spec: &SuperviseSpec)
     let answered = async {
         listening(ready).await?;
         faults::point("launch.listening");
+        if let (Some(session), Some(network)) = (spec.session, &spec.network) {
+            network::begin(inner, session, &live, &network.policy).await?;
+        }
         let limit = if takes_over.is_some() { TAKE_OVER_LIMIT } else { READY_LIMIT };
         live.supervisor.call_within(&Request::AwaitReady, limit).await.map_err(|error| match error {
             CallError::Refused(error) => error.message,
@@ -188,12 +191,13 @@ pub(crate) fn io_error(error: &io::Error, what: &str) -> Error {
 }
 
 /// What makes the inside of this session differ from every other's.
-pub(crate) fn identity(row: &SessionRow) -> Identity {
+pub(crate) fn identity(inner: &Inner, row: &SessionRow) -> Identity {
     Identity {
         env: row.env.clone(),
         workdir: row.workdir.clone(),
         services: row.services.clone(),
         pids: row.resources.pids,
+        network: Some(network::inside(inner, row)),
         ..blank_identity(row.id)
     }
 }
@@ -212,6 +216,7 @@ pub(crate) fn blank_identity(id: SessionId) -> Identity {
         workdir: None,
         services: Vec::new(),
         pids: None,
+        network: Some(Default::default()),
     }
 }
 

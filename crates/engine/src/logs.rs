@@ -47,11 +47,35 @@ impl Engine {
         let from = session.view().row.next_event_seq;
         crate::facts::drain(&self.inner, &session).await?;
         let streams = self.streams(id).await?;
+        Ok(self.read_log(id, streams, since, follow.then_some(from), false))
+    }
+
+    /// What went out over a session's network, where its policy has that written down: a JSON object a line.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Deleted`].
+    pub async fn requests_log(&self, id: SessionId, since: Option<Timestamp>, follow: bool) -> Result<LogReader, Error> {
+        let session = self.inner.present(id).await?;
+        let row = session.view().row;
+        let journal = JournalName::Requests;
+        let dir = session.layout.journal(&journal);
+        let stream = Stream { source: LogSource::Requests, name: "log", journal, dir, since: row.created_at, goes_on: true };
+        Ok(self.read_log(id, vec![stream], since, follow.then_some(row.next_event_seq), true))
+    }
+
+    fn read_log(
+        &self,
+        id: SessionId,
+        streams: Vec<Stream>,
+        since: Option<Timestamp>,
+        follow: Option<EventSeq>,
+        alone: bool,
+    ) -> LogReader {
         let (tell, lines) = mpsc::channel(LINES);
         let over = CancellationToken::new();
-        let log = Log { engine: self.clone(), id, tell, over: over.clone() };
-        self.inner.tasks.spawn(async move { log.run(streams, since, follow.then_some(from)).await });
-        Ok(LogReader { lines, _over: over.drop_guard() })
+        let log = Log { engine: self.clone(), id, alone, tell, over: over.clone() };
+        self.inner.tasks.spawn(async move { log.run(streams, since, follow).await });
+        LogReader { lines, _over: over.drop_guard() }
     }
 
     /// Everything in a session that prints lines.
@@ -91,6 +115,8 @@ impl Engine {
 struct Log {
     engine: Engine,
     id: SessionId,
+    /// Nothing is added to what it began with.
+    alone: bool,
     tell: mpsc::Sender<Result<LogLine, Error>>,
     over: CancellationToken,
 }
@@ -119,6 +145,7 @@ impl Log {
             match &end.source {
                 LogSource::Exec(id) => drop(execs.insert(*id)),
                 LogSource::Service(name) => drop(services.insert(name.clone())),
+                LogSource::Requests => {}
             }
             if end.goes_on {
                 self.pass_on(end.source, end.name, end.journal, end.position, end.partial);
@@ -126,6 +153,9 @@ impl Log {
         }
         let mut events = self.engine.follow_events(self.id, from).await?;
         while let Some(event) = events.next().await? {
+            if self.alone {
+                continue;
+            }
             if event.kind == EventType::EXEC_STARTED
                 && let Some(id) = event.data["exec_id"].as_str().and_then(|id| id.parse::<ExecId>().ok())
                 && execs.insert(id)

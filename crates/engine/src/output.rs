@@ -53,6 +53,8 @@ impl Engine {
                     return Err(Error::not_found(format!("service '{service}' in session {id}")));
                 }
             }
+            // There where the session's policy has requests written down.
+            JournalName::Requests => {}
             JournalName::Facts => return Err(Error::not_found("such output")),
         }
         Ok(OutputReader::new(self.clone(), session, name, from))
@@ -185,7 +187,7 @@ async fn has_ended(engine: &Engine, session: &Session, name: &JournalName) -> Re
         }
         JournalName::Terminal(terminal) => engine.terminal(session.id, *terminal).await?.state == TerminalState::Ended,
         // A service can always print again while its session can run.
-        JournalName::Service(_) | JournalName::Facts => {
+        JournalName::Service(_) | JournalName::Requests | JournalName::Facts => {
             matches!(engine.session(session.id).await?.row.state, State::Failed | State::Deleted)
         }
     })

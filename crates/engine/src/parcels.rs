@@ -17,7 +17,7 @@ mod archive;
 pub(crate) mod backup;
 mod carry;
 pub(crate) mod collect;
-mod evict;
+pub(crate) mod evict;
 pub(crate) mod fetch;
 pub(crate) mod keeper;
 mod pack;

@@ -7,11 +7,14 @@
 use crate::{
     create, ending,
     inner::{Inner, blocking},
-    launch,
+    launch, network,
     programs::Base,
     session::Live,
 };
-use model::{EndReason, Generation, Resources, SessionId};
+use model::{
+    EndReason, Generation, Resources, SessionId,
+    network::{Policy, Verdict},
+};
 use std::{
     fs,
     sync::{Arc, Mutex, PoisonError},
@@ -157,6 +160,8 @@ async fn boot(inner: &Arc<Inner>) -> Result<(), crate::Error> {
         keep_output_bytes: inner.config.keep_output,
         identity: Some(launch::blank_identity(id)),
         pins: base.pins,
+        // Nobody's programs run in it, and nothing is reached before it is somebody's.
+        network: Some(network::spec(inner, &Policy { default: Verdict::Deny, ..Policy::default() })),
     };
     let launched = {
         let alone = Arc::new(Semaphore::new(1));

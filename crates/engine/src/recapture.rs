@@ -30,7 +30,7 @@ use crate::{
     driver::{Message, tell},
     ending, facts,
     inner::{Inner, blocking},
-    launch,
+    launch, network,
     operation::{Context, Failure},
     session::{Live, SandboxEnd, Session},
     wake, watch,
@@ -219,9 +219,10 @@ async fn spec(
         runtime: base.runtime,
         resources: row.resources,
         keep_output_bytes: inner.config.keep_output,
-        identity: Some(launch::identity(row)),
+        identity: Some(launch::identity(inner, row)),
         pins: base.pins,
         gap_ms: None,
+        network: Some(network::spec(inner, &row.network)),
     })
 }
 
@@ -237,7 +238,11 @@ async fn done(context: &Context, live: &Arc<Live>) -> Result<(), Failure> {
     watch::attach(&context.inner, session, live.clone());
     let generation = live.generation();
     let away = context.inner.now().since(context.operation.started_at);
-    let data = json!({ "generation": generation, "memory": "kept", "gap_seconds": away.as_secs_f64() });
+    let reset = network::reset(live).await;
+    let data = json!({
+        "generation": generation, "memory": "kept", "gap_seconds": away.as_secs_f64(), "connections_reset": reset.count,
+        "reset_to": reset.to,
+    });
     let event = context.event(EventType::RECAPTURE_DONE, data);
     loop {
         let event = event.clone();

@@ -5,10 +5,10 @@ use bytes::Bytes;
 use futures_util::Stream;
 use model::{
     Actor, ByteSize, ExecId, Hooks, IdlePolicy, Key, Offset, OnTimeout, Resources, Runtime, ServiceSpec, SessionId, SnapshotId,
-    SnapshotName, Timestamp, TokenId, TokenLimits,
+    SnapshotName, Timestamp, TokenId, TokenLimits, network::Policy,
 };
-use std::{collections::BTreeMap, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
-use store::{OperationRow, RequestId, SessionRow};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
+use store::{HostTotals, OperationRow, RequestId, SessionRow};
 use wire::{files::FileReply, records::Program};
 
 /// Bytes that come one piece after the other.
@@ -44,6 +44,14 @@ pub struct Config {
     pub pack_after: Duration,
     /// How many bytes of files may lie beside the sessions of what the object store has, too.
     pub cache_bytes: u64,
+    /// The server's own listeners, which no session reaches. Without an address of their own: that port on each.
+    pub closed: Vec<SocketAddr>,
+    /// Certificates of authorities that sessions' upstream servers may be known by, beside the system's.
+    pub egress_roots: Option<PathBuf>,
+    /// The key of secrets; one in the data directory where missing.
+    pub secrets_key: Option<blob::KeySource>,
+    /// Secrets that the key doesn't open are removed.
+    pub forget_secrets: bool,
 }
 
 /// Where what sleeps is packed.
@@ -172,6 +180,10 @@ pub struct NewSession {
     pub disk_only: bool,
     pub services: Vec<ServiceSpec>,
     pub hooks: Hooks,
+    /// What its programs may reach; what it is made from says so where missing, else everything.
+    pub network: Option<Policy>,
+    /// With the policy of what it is made from the secrets go along that this names.
+    pub secrets: bool,
 }
 
 /// A session and what is under way in it.
@@ -235,6 +247,8 @@ pub struct SessionPatch {
     pub wake_at: Option<Option<Timestamp>>,
     /// Replaces the list; a running session's programs change at once.
     pub services: Option<Vec<ServiceSpec>>,
+    /// Replaces the policy, in force when it is answered. Secrets that a fork wasn't given are given with it.
+    pub network: Option<Policy>,
 }
 
 /// A lifecycle change that a client asks for.
@@ -383,6 +397,8 @@ pub struct LogLine {
 pub enum LogSource {
     Exec(ExecId),
     Service(model::ServiceName),
+    /// The list of requests to the outside: each line is a JSON object.
+    Requests,
 }
 
 impl std::fmt::Display for LogSource {
@@ -390,6 +406,7 @@ impl std::fmt::Display for LogSource {
         match self {
             LogSource::Exec(id) => write!(f, "exec {id}"),
             LogSource::Service(name) => write!(f, "service {name}"),
+            LogSource::Requests => f.write_str("requests"),
         }
     }
 }
@@ -428,4 +445,6 @@ pub struct Counts {
     pub pooled: u64,
     /// Operations under way.
     pub operations: u64,
+    /// What has gone over the network of sessions that have a sandbox, by host.
+    pub traffic: Vec<(SessionId, String, HostTotals)>,
 }

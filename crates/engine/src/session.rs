@@ -6,6 +6,7 @@
 use crate::{
     Error, SessionView,
     driver::Message,
+    network,
     supervisor_client::{CallError, Supervisor},
 };
 use model::{EndReason, Generation, IdleAction, SessionId, State, Timestamp};
@@ -57,13 +58,22 @@ pub(crate) struct SandboxEnd {
 pub(crate) struct Live {
     pub supervisor: Supervisor,
     generation: Mutex<Generation>,
+    /// What it was told last of its session's network, and the turn to tell it.
+    pub told: Mutex<Option<network::Wanted>>,
+    pub telling: Semaphore,
     /// Cancelled once the supervisor is gone and everything it wrote down is read.
     pub gone: CancellationToken,
 }
 
 impl Live {
     pub(crate) fn new(layout: SessionLayout, generation: Generation) -> Arc<Live> {
-        Arc::new(Live { supervisor: Supervisor::new(layout), generation: Mutex::new(generation), gone: CancellationToken::new() })
+        Arc::new(Live {
+            supervisor: Supervisor::new(layout),
+            generation: Mutex::new(generation),
+            told: Mutex::new(None),
+            telling: Semaphore::new(1),
+            gone: CancellationToken::new(),
+        })
     }
 
     /// The generation of its sandbox; a thaw raises it.

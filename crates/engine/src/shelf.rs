@@ -10,6 +10,7 @@ use crate::{
     Error, OpenError, ending,
     inner::{Inner, blocking},
     launch::{ensure_private_dir, io_error},
+    parcels::evict,
     scan,
 };
 use model::{Generation, LayerId, Offset, ServiceName, SnapshotId};
@@ -165,7 +166,7 @@ pub(crate) async fn clear_leftovers(inner: &Arc<Inner>) -> Result<(), Error> {
             }
         }
     }
-    Ok(())
+    evict::clear_away(inner).await
 }
 
 /// Puts the memory of `from`, which is that of `generation`, into the directory `image`. Its files never change, so they

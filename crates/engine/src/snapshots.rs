@@ -215,7 +215,7 @@ impl Engine {
 async fn make_forks(inner: &Arc<Inner>, caller: &Caller, snapshot: SnapshotRow, new: NewForks) -> Result<Forked, Error> {
     let mut metadata = metadata_of(&snapshot);
     metadata.extend(new.metadata);
-    let wanted = NewSession { name: new.name, metadata, ..NewSession::default() };
+    let wanted = NewSession { name: new.name, metadata, secrets: new.secrets, ..NewSession::default() };
     let intended = fork::intend(inner, caller, &wanted, snapshot.id, new.count, new.disk_only).await?;
     let mut ended: Vec<(usize, Result<SessionView, Error>)> = futures_util::stream::iter(intended.into_iter().enumerate())
         .map(|(number, fork)| async move { (number, fork.carry_out(inner).await.map(|created| created.view)) })
@@ -254,10 +254,7 @@ fn check_forks(new: &NewForks) -> Result<(), Error> {
     if !(1..=MAX_FORKS).contains(&new.count) {
         return Err(Error::invalid("count", format!("it must be from 1 to {MAX_FORKS}")));
     }
-    match new.secrets {
-        true => Err(Error::NotBuilt { field: "secrets".to_owned() }),
-        false => Ok(()),
-    }
+    Ok(())
 }
 
 fn plain(memory: bool) -> NewSnapshot {

@@ -196,6 +196,11 @@ impl Conn {
         }
     }
 
+    /// The socket itself, for a connection that becomes something else's.
+    pub(crate) fn into_halves(self) -> ((OwnedReadHalf, Decoder), OwnedWriteHalf) {
+        ((self.reader.half, self.reader.decoder), self.writer.half)
+    }
+
     pub(crate) fn split(self) -> (ConnReader, ConnWriter) {
         (self.reader, self.writer)
     }
@@ -371,6 +376,7 @@ mod tests {
             guest_version: None,
             pid: 1,
             detail: Default::default(),
+            reset: Default::default(),
         }
     }
 

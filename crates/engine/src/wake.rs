@@ -9,6 +9,7 @@ use crate::{
     inner::blocking,
     launch,
     moments::{self, Moment},
+    network,
     operation::{Context, Failure},
     parcels::{self, fetch},
     rollback,
@@ -42,6 +43,10 @@ pub(crate) async fn run(context: &Context) -> Result<(), Failure> {
     let row = session.view().row;
     if let Some(live) = session.live().filter(|live| live.generation() == row.generation) {
         let next = row.generation.next();
+        // It may have been changed while the session slept. What isn't told now is told once it runs.
+        if let Err(error) = network::tell(&context.inner, session, &live).await {
+            tracing::warn!(session = %session.id, %error, "a session's network is not told before its thaw");
+        }
         let request = Request::Thaw { generation: next, gap_ms: Some(gap_ms(context, &row)) };
         let thawed = live.supervisor.call_within(&request, THAW_LIMIT).await;
         if thawed.is_ok() || has_thawed(&live, next).await {
@@ -120,8 +125,9 @@ async fn restore(context: &Context, row: &SessionRow) -> Result<(), Failure> {
         runtime: base.runtime,
         resources: row.resources,
         keep_output_bytes: context.inner.config.keep_output,
-        identity: Some(launch::identity(row)),
+        identity: Some(launch::identity(&context.inner, row)),
         pins: base.pins,
+        network: Some(network::spec(&context.inner, &row.network)),
     };
     match launch::launch(&context.inner, &session.launching, spec).await {
         Ok(live) => {
@@ -137,11 +143,12 @@ async fn restore(context: &Context, row: &SessionRow) -> Result<(), Failure> {
 async fn woken(context: &Context, live: &Arc<Live>, row: &SessionRow, changed: Option<Vec<Changed>>) -> Result<(), Failure> {
     let (generation, thawed) = (live.generation(), changed.is_none());
     let gap = Duration::from_millis(gap_ms(context, row));
-    // There is no way to the outside yet, so no connection to it can be cut.
-    let wake = WakeRecord { at: context.inner.now(), gap_ms: gap_ms(context, row), generation, connections_reset: 0 };
+    let reset = network::reset(live).await;
+    let (connections_reset, reset_to) = (reset.count, reset.to);
+    let wake = WakeRecord { at: context.inner.now(), gap_ms: gap_ms(context, row), generation, connections_reset, reset_to };
     let data = json!({
         "generation": generation, "memory": "restored", "gap_seconds": gap.as_secs_f64(), "thawed": thawed,
-        "connections_reset": wake.connections_reset,
+        "connections_reset": wake.connections_reset, "reset_to": wake.reset_to,
     });
     // A thawed sandbox has the supervisor that it had.
     context.session.set_idle_look_after(row, context.inner.now());
@@ -238,8 +245,9 @@ pub(crate) async fn start(context: &Context) -> Result<(), Failure> {
         runtime: base.runtime,
         resources: row.resources,
         keep_output_bytes: context.inner.config.keep_output,
-        identity: Some(launch::identity(&row)),
+        identity: Some(launch::identity(&context.inner, &row)),
         pins: base.pins.clone(),
+        network: Some(network::spec(&context.inner, &row.network)),
     };
     let live = launch::launch(&context.inner, &session.launching, spec).await?;
     watch::attach(&context.inner, session, live.clone());

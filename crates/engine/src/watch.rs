@@ -4,7 +4,7 @@ use crate::{
     driver::{Message, tell},
     ending, facts,
     inner::Inner,
-    recapture,
+    network, recapture,
     session::{Live, SandboxEnd, Session},
     timers,
 };
@@ -26,6 +26,7 @@ pub(crate) fn attach(inner: &Arc<Inner>, session: &Arc<Session>, live: Arc<Live>
     session.set_live(Some(live.clone()));
     session.set_idle_look_after(&session.view().row, inner.now());
     timers::arm(inner, session);
+    network::follow(inner, session, &live);
     let (inner_, session) = (inner.clone(), session.clone());
     inner.tasks.spawn(async move { watch(inner_, session, live).await });
 }

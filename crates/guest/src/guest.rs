@@ -9,6 +9,7 @@ use crate::{
     hub::Hub,
     identity,
     moments::Moments,
+    net::Net,
     program::words,
     services::Services,
     works::{Start, Works},
@@ -25,7 +26,7 @@ use std::{
 use tokio::sync::Notify;
 use wire::{
     Code, Frame, WireError,
-    guest::{GuestActivity, Hello, HelloReply, Identity, PROTOCOL, Reply, Request, ToGuest, Work},
+    guest::{GuestActivity, Hello, HelloReply, Identity, PROTOCOL, Reply, Request, ResetConnections, ToGuest, Work},
 };
 
 /// State of the guest; all of it belongs to the main thread.
@@ -40,6 +41,7 @@ pub struct Guest {
     pub looks: RefCell<Looks>,
     /// What programs are told of the session's life.
     pub moments: Moments,
+    pub net: Net,
     /// Rings when a process has ended or a work has changed.
     pub changed: Notify,
     /// True in a sandbox; on a host the guest is one program among others.
@@ -65,6 +67,7 @@ impl Guest {
             clock: AwakeClock::new(),
             looks: RefCell::new(Looks::new(Instant::now(), figures::programs_cpu_ms())),
             moments: Moments::new(),
+            net: Net::new(),
             changed: Notify::new(),
             is_init,
             null: File::options().read(true).write(true).open("/dev/null")?,
@@ -92,6 +95,7 @@ impl Guest {
                 }
                 ToGuest::AckEvents { seq } => self.hub.borrow_mut().ack_events(seq),
                 ToGuest::Request { id, request } => self.request(id, request),
+                ToGuest::Connected { stream, to } => self.net.connected(stream, to),
             },
         }
     }
@@ -109,9 +113,11 @@ impl Guest {
 
     async fn hello(self: &Rc<Self>, hello: Hello) {
         self.transfers.stop(self).await;
-        if self.moments.hello(&hello, SystemTime::now()) {
+        let woke = self.moments.hello(&hello, SystemTime::now());
+        if woke {
             self.looks.borrow_mut().begin_anew(Instant::now(), figures::programs_cpu_ms());
         }
+        let reset = if woke { self.net.reset() } else { ResetConnections::default() };
         if let Some(identity) = hello.identity {
             self.become_someone(identity, &hello.service_offsets);
         }
@@ -123,8 +129,9 @@ impl Guest {
             receiving: vec![],
             works: self.works.borrow().running(),
             max_stream: 0,
+            reset,
         };
-        self.hub.borrow_mut().hello(reply, hello.keep_input);
+        self.hub.borrow_mut().hello(reply, hello.keep_input, woke);
     }
 
     fn become_someone(self: &Rc<Self>, identity: Identity, service_offsets: &BTreeMap<ServiceName, Offset>) {
@@ -133,6 +140,7 @@ impl Guest {
         }
         identity::apply(&identity, self.is_init);
         self.works.borrow_mut().groups.set_limit(identity.pids);
+        self.set_network(identity.network.clone());
         let services = identity.services.clone();
         *self.identity.borrow_mut() = Some(identity);
         self.set_services(services, service_offsets);
@@ -153,6 +161,10 @@ impl Guest {
                     return self.hub.borrow_mut().reply(epoch, id, Err(error));
                 }
                 Ok(start)
+            }
+            Request::Dial { stream, .. } if !self.hub.borrow_mut().open_connection(stream) => {
+                let error = WireError::new(Code::Protocol, format!("the stream {} is in use", stream.0));
+                return self.hub.borrow_mut().reply(epoch, id, Err(error));
             }
             other => Err(other),
         };
@@ -182,6 +194,15 @@ impl Guest {
             Request::Activity { window_ms } => Ok(Reply::Activity { activity: self.activity(Duration::from_millis(window_ms)) }),
             Request::Moment { moment, seconds } => {
                 self.moments.about_to(&moment, seconds);
+                Ok(Reply::Done)
+            }
+            Request::Dial { stream, port } => self.dial_inside(stream, port).await.map(|()| Reply::Done),
+            Request::Ports => Ok(Reply::Ports { items: self.listening_ports() }),
+            Request::SetNetwork { network } => {
+                if let Some(identity) = &mut *self.identity.borrow_mut() {
+                    identity.network = Some(network.clone());
+                }
+                self.set_network(Some(network));
                 Ok(Reply::Done)
             }
             Request::Sync => {

@@ -7,7 +7,12 @@
 //! ```
 //! A Hello is accepted in every state and begins a new epoch: what belonged to the old one (replies,
 //! transfers) is dropped, what is durable (output of works, events) is sent again from where the
-//! supervisor says. Nothing here does I/O; tasks wait on the [`Notify`]s.
+//! supervisor says. Network connections belong to a generation: a Hello of the same one goes on with them, that of
+//! another ends them. Nothing here does I/O; tasks wait on the [`Notify`]s.
+
+mod connections;
+
+pub use connections::CONNECTION_STREAMS;
 
 use bytes::{Bytes, BytesMut};
 use model::Offset;
@@ -19,7 +24,7 @@ use tokio::sync::Notify;
 use wire::{
     Frame, StreamId, WireError,
     frame::{MAX_DATA, PREAMBLE},
-    guest::{FromGuest, GuestEvent, HelloReply, ReceivingStream, Reply, Role, SendingStream, StreamAt},
+    guest::{Dial, FromGuest, GuestEvent, HelloReply, ReceivingStream, Reply, Role, SendingStream, StreamAt},
     window::{Arrival, Outgoing, SendWindow, WINDOW, arrive},
 };
 
@@ -86,6 +91,9 @@ pub struct Hub {
     next_event: u64,
     max_stream: u32,
     next_service: u32,
+    next_connection: u32,
+    /// Asked for, and not said yet.
+    dials: VecDeque<(StreamId, Dial)>,
     writer: Rc<Notify>,
 }
 
@@ -104,6 +112,8 @@ impl Hub {
             next_event: 1,
             max_stream: 0,
             next_service: SERVICE_STREAMS,
+            next_connection: CONNECTION_STREAMS,
+            dials: VecDeque::new(),
             writer: Rc::new(Notify::new()),
         }
     }
@@ -121,14 +131,23 @@ impl Hub {
     // ---- connection ----
 
     /// A new connection begins. `reply` is completed with the streams as they stand. With `keep_input` what has come of
-    /// the streams to the guest is kept for good: their sender is gone and can't send it again.
-    pub fn hello(&mut self, mut reply: HelloReply, keep_input: bool) {
+    /// the streams to the guest is kept for good: their sender is gone and can't send it again. With `woke` it is that of
+    /// another generation, and the network connections of the one before have ended.
+    pub fn hello(&mut self, mut reply: HelloReply, keep_input: bool, woke: bool) {
         self.epoch += 1;
         self.drop_transfers();
+        if woke {
+            self.drop_connections();
+        }
         self.control.clear();
         self.acks.clear();
         self.ready.clear();
         for stream in self.receiving.values_mut() {
+            if stream.role == Role::Connection {
+                // The same supervisor goes on with it, and what it sends again is known here. The end it may have forgotten.
+                stream.keeps_end = stream.end.is_some();
+                continue;
+            }
             if keep_input {
                 stream.kept = stream.received;
                 stream.keeps_end = stream.end.is_some();
@@ -136,12 +155,11 @@ impl Hub {
             // What is not used up was not acknowledged, so the sender still has it; but for what counts as acknowledged.
             stream.drop_beyond_kept();
         }
-        reply.sending = self.sending.iter().map(|(id, s)| s.describe(*id)).collect();
-        reply.receiving = self
-            .receiving
-            .iter()
-            .map(|(id, r)| ReceivingStream { stream: *id, role: r.role.clone(), received: r.received, ended: r.keeps_end })
-            .collect();
+        // What the supervisor has not been asked for yet is nothing that it could go on with.
+        let unsaid: Vec<StreamId> = self.dials.iter().map(|(id, _)| *id).collect();
+        let known = |id: &StreamId| !unsaid.contains(id);
+        reply.sending = self.sending.iter().filter(|(id, _)| known(id)).map(|(id, s)| s.describe(*id)).collect();
+        reply.receiving = self.receiving.iter().filter(|(id, _)| known(id)).map(|(id, r)| r.describe(*id)).collect();
         reply.max_stream = self.max_stream;
         self.greeting.clear();
         self.greeting.extend_from_slice(&PREAMBLE);
@@ -195,15 +213,19 @@ impl Hub {
 
     /// Ends every transfer; those who wait on one find it gone.
     pub fn drop_transfers(&mut self) {
+        self.drop_streams(&Role::Transfer);
+    }
+
+    fn drop_streams(&mut self, role: &Role) {
         self.sending.retain(|_, s| {
-            let keep = s.role != Role::Transfer;
+            let keep = s.role != *role;
             if !keep {
                 s.room.notify_waiters();
             }
             keep
         });
         self.receiving.retain(|_, r| {
-            let keep = r.role != Role::Transfer;
+            let keep = r.role != *role;
             if !keep {
                 r.news.notify_one();
             }
@@ -226,6 +248,7 @@ impl Hub {
             let Some(frame) = self.control.pop_front() else { break };
             frame.encode(out);
         }
+        self.fill_dials(out);
         for (stream, offset) in std::mem::take(&mut self.acks) {
             Frame::Ack { stream, offset }.encode(out);
         }
@@ -268,6 +291,11 @@ impl Hub {
             self.control.push_back(frame);
             self.writer.notify_one();
         }
+    }
+
+    /// Whether somebody listens.
+    pub fn is_open(&self) -> bool {
+        self.mode == Mode::Open
     }
 
     /// Answers a request of `epoch`; in a later one nobody waits for it.
@@ -369,6 +397,9 @@ impl Hub {
         if let Some(stream) = &received {
             stream.news.notify_one();
         }
+        if self.undial(id) {
+            return;
+        }
         if sent.is_some() || received.is_some() {
             let mut reason = reason.to_owned();
             reason.truncate(reason.floor_char_boundary(1024));
@@ -399,6 +430,7 @@ impl Hub {
     }
 
     pub fn on_reset(&mut self, id: StreamId) {
+        self.undial(id);
         if let Some(stream) = self.sending.remove(&id) {
             stream.room.notify_waiters();
         }
@@ -408,7 +440,13 @@ impl Hub {
     }
 
     pub fn on_data(&mut self, id: StreamId, offset: Offset, bytes: Bytes) {
-        let Some(stream) = self.receiving.get_mut(&id) else { return };
+        let Some(stream) = self.receiving.get_mut(&id) else {
+            if id.0 >= CONNECTION_STREAMS {
+                // Whoever sends it doesn't know yet that it leads nowhere.
+                self.say(Frame::Reset { stream: id, reason: "the connection is gone".into() });
+            }
+            return;
+        };
         match arrive(stream.received, offset, bytes) {
             Ok(Arrival::Append(bytes)) => {
                 let held = stream.received.since(stream.taken.max(stream.kept)) as usize + bytes.len();
@@ -445,20 +483,7 @@ impl Hub {
             return false;
         }
         self.note_number(id);
-        self.receiving.insert(
-            id,
-            Receiving {
-                role,
-                queue: VecDeque::new(),
-                received: Offset::ZERO,
-                taken: Offset::ZERO,
-                in_flight: 0,
-                kept: Offset::ZERO,
-                keeps_end: false,
-                end: None,
-                news: Rc::new(Notify::new()),
-            },
-        );
+        self.receiving.insert(id, Receiving::new(role));
         true
     }
 
@@ -491,7 +516,12 @@ impl Hub {
 
     /// The stream's end has been used, too.
     pub fn close_receiving(&mut self, id: StreamId) {
-        self.receiving.remove(&id);
+        let Some(stream) = self.receiving.remove(&id) else { return };
+        if stream.role == Role::Connection && matches!(self.mode, Mode::Open | Mode::Quiescing) {
+            // Else a sender that has nothing else acknowledged would keep its side for ever.
+            self.acks.insert(id, stream.received);
+            self.writer.notify_one();
+        }
     }
 
     fn note_number(&mut self, id: StreamId) {
@@ -502,6 +532,26 @@ impl Hub {
 }
 
 impl Receiving {
+    fn new(role: Role) -> Receiving {
+        Receiving {
+            role,
+            queue: VecDeque::new(),
+            received: Offset::ZERO,
+            taken: Offset::ZERO,
+            in_flight: 0,
+            kept: Offset::ZERO,
+            keeps_end: false,
+            end: None,
+            news: Rc::new(Notify::new()),
+        }
+    }
+
+    fn describe(&self, stream: StreamId) -> ReceivingStream {
+        // A connection's bytes count once they are used, as in every acknowledgement.
+        let received = if self.role == Role::Connection { self.taken } else { self.received };
+        ReceivingStream { stream, role: self.role.clone(), received, ended: self.keeps_end }
+    }
+
     /// Drops what waits for its consumer and will be sent again.
     fn drop_beyond_kept(&mut self) {
         let used = self.taken.plus(self.in_flight);
@@ -529,163 +579,4 @@ impl Sending {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use wire::{Decoder, guest::PROTOCOL};
-
-    fn greeting() -> HelloReply {
-        HelloReply {
-            protocol: PROTOCOL,
-            guest_version: "test".into(),
-            boot_id: "boot".into(),
-            sending: vec![],
-            receiving: vec![],
-            works: vec![],
-            max_stream: 0,
-        }
-    }
-
-    fn connect(hub: &mut Hub, acks: Vec<StreamAt>) {
-        hub.hello(greeting(), false);
-        frames(hub);
-        hub.ready(acks);
-    }
-
-    fn frames(hub: &mut Hub) -> Vec<Frame> {
-        let mut out = BytesMut::new();
-        hub.fill(&mut out);
-        let mut decoder = Decoder::new();
-        if !out.starts_with(&PREAMBLE) {
-            decoder.push(&PREAMBLE);
-        }
-        decoder.push(&out);
-        std::iter::from_fn(|| decoder.next_frame().unwrap()).collect()
-    }
-
-    fn open() -> Hub {
-        let mut hub = Hub::new();
-        connect(&mut hub, vec![]);
-        hub
-    }
-
-    #[test]
-    fn what_is_not_acknowledged_is_sent_again_after_a_hello() {
-        let mut hub = open();
-        assert!(hub.open_sending(StreamId(1), Role::Transfer) && hub.open_sending(StreamId(2), stdout()));
-        hub.take_in(StreamId(2), b"abcdef");
-        assert_eq!(frames(&mut hub).len(), 1);
-        connect(&mut hub, vec![StreamAt { stream: StreamId(2), offset: Offset(2) }]);
-        let again = Frame::Data { stream: StreamId(2), offset: Offset(2), bytes: Bytes::from_static(b"cdef") };
-        assert_eq!(frames(&mut hub), vec![again]);
-        assert!(hub.room(StreamId(1)).is_none(), "a transfer ends with its connection");
-    }
-
-    #[test]
-    fn streams_take_turns() {
-        let mut hub = open();
-        for id in [1, 2] {
-            assert!(hub.open_sending(StreamId(id), stdout()));
-        }
-        hub.take_in(StreamId(1), &vec![0; 2 * MAX_DATA]);
-        hub.take_in(StreamId(2), b"small");
-        let order: Vec<u32> =
-            frames(&mut hub).iter().map(|f| if let Frame::Data { stream, .. } = f { stream.0 } else { 0 }).collect();
-        assert_eq!(order, [1, 2, 1]);
-    }
-
-    #[test]
-    fn after_quiesced_there_is_silence() {
-        let mut hub = open();
-        assert!(hub.open_sending(StreamId(1), stdout()));
-        hub.reply(hub.epoch(), 7, Ok(Reply::Pong));
-        hub.quiesce();
-        let said = frames(&mut hub);
-        assert_eq!(said.len(), 2, "the reply that was due, then Quiesced");
-        hub.take_in(StreamId(1), b"later");
-        hub.event(GuestEvent::Unsaveable { items: vec![] });
-        assert!(frames(&mut hub).is_empty());
-        connect(&mut hub, vec![]);
-        assert_eq!(frames(&mut hub).len(), 2, "the event and the bytes come after the next Hello");
-    }
-
-    #[test]
-    fn input_that_was_not_used_up_is_asked_for_again() {
-        let mut hub = open();
-        assert!(hub.open_receiving(StreamId(4), Role::Stdin(work())));
-        hub.on_data(StreamId(4), Offset(0), Bytes::from_static(b"abc"));
-        hub.on_data(StreamId(4), Offset(3), Bytes::from_static(b"def"));
-        assert_eq!(hub.next(StreamId(4)), Next::Bytes(Bytes::from_static(b"abc")));
-        connect(&mut hub, vec![]);
-        hub.consumed(StreamId(4), 3);
-        hub.on_data(StreamId(4), Offset(3), Bytes::from_static(b"def"));
-        hub.on_end(StreamId(4), Offset(6));
-        assert_eq!(hub.next(StreamId(4)), Next::Bytes(Bytes::from_static(b"def")));
-        assert_eq!(hub.next(StreamId(4)), Next::End);
-        assert_eq!(frames(&mut hub), vec![Frame::Ack { stream: StreamId(4), offset: Offset(3) }]);
-    }
-
-    #[test]
-    fn input_whose_sender_is_gone_is_kept_for_good() {
-        let mut hub = open();
-        for id in [4, 5] {
-            assert!(hub.open_receiving(StreamId(id), Role::Stdin(work())));
-            hub.on_data(StreamId(id), Offset(0), Bytes::from_static(b"abc"));
-        }
-        hub.on_end(StreamId(4), Offset(3));
-        assert_eq!(hub.next(StreamId(5)), Next::Bytes(Bytes::from_static(b"abc")));
-        hub.on_data(StreamId(5), Offset(3), Bytes::from_static(b"def"));
-        hub.hello(greeting(), true);
-        let said = frames(&mut hub);
-        let Some(Frame::Control(json)) = said.first() else { panic!("{said:?}") };
-        let Ok(FromGuest::HelloReply(reply)) = wire::frame::parse_control(json) else { panic!("{said:?}") };
-        let told: Vec<_> = reply.receiving.iter().map(|r| (r.stream.0, r.received, r.ended)).collect();
-        assert_eq!(told, [(4, Offset(3), true), (5, Offset(6), false)]);
-        hub.ready(vec![]);
-        hub.on_data(StreamId(5), Offset(6), Bytes::from_static(b"ghi"));
-        // The next connection's sender sends its own again, and nothing of what it never had.
-        connect(&mut hub, vec![]);
-        hub.on_data(StreamId(5), Offset(6), Bytes::from_static(b"ghi"));
-        hub.consumed(StreamId(5), 3);
-        assert!(frames(&mut hub).is_empty(), "what counts as acknowledged is not acknowledged again");
-        for (id, text) in [(4, "abc"), (5, "def"), (5, "ghi")] {
-            assert_eq!(hub.next(StreamId(id)), Next::Bytes(Bytes::from(text)));
-            hub.consumed(StreamId(id), 3);
-        }
-        assert_eq!(hub.next(StreamId(4)), Next::End);
-        assert_eq!(hub.next(StreamId(5)), Next::Nothing);
-        let acks = [(4, 3), (5, 9)].map(|(id, offset)| Frame::Ack { stream: StreamId(id), offset: Offset(offset) });
-        assert_eq!(frames(&mut hub), acks);
-    }
-
-    #[test]
-    fn a_hole_or_too_much_resets_the_stream_and_nothing_else() {
-        let mut hub = open();
-        for id in [4, 5] {
-            assert!(hub.open_receiving(StreamId(id), Role::Stdin(work())));
-        }
-        hub.on_data(StreamId(4), Offset(9), Bytes::from_static(b"x"));
-        assert_eq!(hub.next(StreamId(4)), Next::Gone);
-        for n in 0..(WINDOW / MAX_DATA) as u64 + 2 {
-            hub.on_data(StreamId(5), Offset(n * MAX_DATA as u64), Bytes::from(vec![0; MAX_DATA]));
-        }
-        assert_eq!(hub.next(StreamId(5)), Next::Gone);
-        assert_eq!(frames(&mut hub).iter().filter(|f| matches!(f, Frame::Reset { .. })).count(), 2);
-    }
-
-    #[test]
-    fn a_reply_to_an_earlier_connection_is_dropped() {
-        let mut hub = open();
-        let before = hub.epoch();
-        connect(&mut hub, vec![]);
-        hub.reply(before, 1, Ok(Reply::Done));
-        assert!(frames(&mut hub).is_empty());
-    }
-
-    fn work() -> wire::guest::Work {
-        wire::guest::Work::Exec(model::ExecId::new())
-    }
-
-    fn stdout() -> Role {
-        Role::Stdout(work())
-    }
-}
+mod tests;

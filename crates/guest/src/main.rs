@@ -30,6 +30,7 @@ mod inside;
 mod limits;
 mod listen;
 mod moments;
+mod net;
 mod program;
 mod pump;
 mod ready;
@@ -73,9 +74,11 @@ async fn serve(children: OwnedFd) -> std::io::Result<()> {
     let guest = Rc::new(Guest::new()?);
     if guest.is_init {
         boot::prepare();
+        net::prepare();
         tokio::task::spawn_local(inside::serve(guest.clone()));
         tokio::task::spawn_local(dialogue::serve(guest.clone()));
         tokio::task::spawn_local(activity::look_forever(guest.clone()));
+        tokio::task::spawn_local(net::serve(guest.clone()));
         guest.works.borrow().limits.enforce()?;
     }
     let mut incoming = channel::start_reader()?;

@@ -103,6 +103,9 @@ fn environment(program: &Program, user: Option<&User>, setting: &Setting<'_>) ->
     }
     set(MARKER, &work_name(setting.work));
     if let Some(identity) = setting.identity {
+        if let Some(network) = identity.network.as_ref().filter(|_| setting.is_init) {
+            env.extend(wire::network::environment(network).into_iter().map(|(name, value)| (name.to_owned(), value)));
+        }
         env.extend(identity.env.clone());
     }
     env.extend(program.env.clone());
@@ -183,6 +186,7 @@ mod tests {
             workdir: Some("/srv".into()),
             services: vec![],
             pids: None,
+            network: None,
         };
         let work = Work::Exec(model::ExecId::new());
         let setting =

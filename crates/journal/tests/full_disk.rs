@@ -69,7 +69,7 @@ fn child_fills_up() {
     let one_segment = Retention { segment_bytes: 1 << 30, head_bytes: 0, ..Retention::default() };
     let mut writer = Writer::open(&dir, one_segment).unwrap();
     let block: Vec<u8> = (0..7001u32).map(|i| i as u8).collect();
-    let mut want = Vec::new();
+    let mut want: Vec<u8> = Vec::new();
     let error = loop {
         match writer.append(&block) {
             Ok(tail) => {

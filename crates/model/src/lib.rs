@@ -8,6 +8,7 @@ mod file;
 mod id;
 mod limits;
 mod names;
+pub mod network;
 mod quantity;
 mod session;
 mod snapshot;

@@ -75,7 +75,7 @@ impl From<PortNumber> for u32 {
     }
 }
 
-fn check_length(what: &'static str, text: &str, max: usize) -> Result<(), NameError> {
+pub(crate) fn check_length(what: &'static str, text: &str, max: usize) -> Result<(), NameError> {
     let len = text.chars().count();
     if len == 0 || len > max {
         return Err(NameError::Length { what, max, len });

@@ -15,6 +15,7 @@ mod idempotency;
 mod migrate;
 mod open;
 mod rows;
+mod secrets;
 mod sessions;
 mod snapshots;
 mod work;

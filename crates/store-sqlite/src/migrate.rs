@@ -20,6 +20,7 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
     Migration(include_str!("../migrations/0001_first.sql")),
     Migration(include_str!("../migrations/0002_token_limits.sql")),
     Migration(include_str!("../migrations/0003_snapshots.sql")),
+    Migration(include_str!("../migrations/0004_secrets.sql")),
 ];
 
 /// The schema that this version writes.

@@ -4,7 +4,9 @@
 use model::{EventSeq, ExecId, SessionId, SnapshotId, SnapshotState, State, TokenLimits};
 use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt, path::Path};
-use store::{Audit, Events, Execs, Meta, Operations, SessionFilter, Sessions, SnapshotFilter, Snapshots, Terminals, Tokens};
+use store::{
+    Audit, Events, Execs, Meta, Operations, Secrets, SessionFilter, Sessions, SnapshotFilter, Snapshots, Terminals, Tokens,
+};
 use store_sqlite::{OpenError, SCHEMA_VERSION, SqliteStore};
 
 async fn raw(path: &Path) -> SqliteConnection {
@@ -97,6 +99,20 @@ async fn a_store_of_version_3_reads() {
         forks.iter().map(|fork| (fork.parent_snapshot, fork.layers.clone())).collect::<Vec<_>>(),
         [(Some(kept), row.layers)]
     );
+}
+
+/// A store of version 3 gets its place for secrets, and its sessions the policy that they had without one.
+#[tokio::test]
+async fn sessions_of_version_3_reach_everything_and_there_are_no_secrets() {
+    let dir = tempfile::tempdir().unwrap();
+    run(&dir.path().join("store.db"), include_str!("fixtures/version_3.sql")).await;
+    let store = SqliteStore::open(dir.path()).await.unwrap();
+    assert!(dir.path().join("store.db.before-v4").exists());
+    assert_eq!(store.list_secrets().await.unwrap(), []);
+    let id: SessionId = "01890000-0000-7000-8000-000000000001".parse().unwrap();
+    let session = store.session(id).await.unwrap().unwrap();
+    assert_eq!((session.network, session.secrets_withheld), (model::network::Policy::default(), false));
+    assert!(session.traffic.is_empty());
 }
 
 /// Sessions of version 2 are found by the session that they were made from.

@@ -24,8 +24,10 @@ mod lock;
 mod millis;
 mod page;
 mod parcel;
+mod secret;
 mod session;
 mod snapshot;
+mod traffic;
 mod work;
 
 pub use access::{Audit, AuditRow, Meta, TokenRow, Tokens};
@@ -35,11 +37,13 @@ pub use idempotency::{Answer, Begun, Idempotency, RequestId};
 pub use lock::{DataLock, LockError};
 pub use page::{Cursor, CursorKind, MAX_PAGE, Page};
 pub use parcel::Parcel;
+pub use secret::{SecretRow, Secrets};
 pub use session::{
     Committed, RequestMark, Revision, SessionChange, SessionFilter, SessionRow, SessionScan, Sessions, UnreadableSession,
     WakeRecord,
 };
 pub use snapshot::{SnapshotFilter, SnapshotRow, SnapshotScan, Snapshots, UnreadableSnapshot};
+pub use traffic::{HostTotals, Traffic};
 pub use work::{ExecRow, Execs, OperationRow, Operations, TerminalRow, Terminals};
 
 use std::{future::Future, pin::Pin};
@@ -49,7 +53,20 @@ pub type Fut<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send 
 
 /// Everything that a server keeps. Holders use it as `Arc<dyn Store>`.
 pub trait Store:
-    Sessions + Operations + Execs + Terminals + Snapshots + Events + Tokens + Idempotency + Audit + Meta + Send + Sync + 'static
+    Sessions
+    + Operations
+    + Execs
+    + Terminals
+    + Snapshots
+    + Events
+    + Tokens
+    + Secrets
+    + Idempotency
+    + Audit
+    + Meta
+    + Send
+    + Sync
+    + 'static
 {
 }
 
@@ -61,6 +78,7 @@ impl<T> Store for T where
         + Snapshots
         + Events
         + Tokens
+        + Secrets
         + Idempotency
         + Audit
         + Meta

@@ -1,9 +1,9 @@
 //! Sessions as they are kept, and the one way to change them.
 
-use crate::{Cursor, EventRow, ExecRow, Fut, NewEvent, OperationRow, Page, Parcel, RequestId, SnapshotRow, TerminalRow};
+use crate::{Cursor, EventRow, ExecRow, Fut, NewEvent, OperationRow, Page, Parcel, RequestId, SnapshotRow, TerminalRow, Traffic};
 use model::{
     EventSeq, Generation, IdlePolicy, Key, LayerId, Memory, Offset, OnTimeout, Resources, Runtime, ServiceSpec, SessionId,
-    SnapshotId, State, Timestamp,
+    SnapshotId, State, Timestamp, network::Policy,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -144,6 +144,15 @@ pub struct SessionRow {
     /// What the blob store has of it. Given up by whatever may change its disk, before it does.
     #[serde(default)]
     pub parcel: Option<Parcel>,
+    /// What its programs may reach. Carried over by forks; a rollback leaves it as it is.
+    #[serde(default)]
+    pub network: Policy,
+    /// Its policy is one that it was forked with, and its secrets were not given along.
+    #[serde(default)]
+    pub secrets_withheld: bool,
+    /// What has gone over its network, over all its sandboxes.
+    #[serde(default)]
+    pub traffic: Traffic,
 }
 
 /// What a wake did.
@@ -157,6 +166,9 @@ pub struct WakeRecord {
     /// Connections to the outside that were ended by it.
     #[serde(default)]
     pub connections_reset: u64,
+    /// Where they led to, `HOST:PORT`; not all of them where there were many.
+    #[serde(default)]
+    pub reset_to: Vec<String>,
 }
 
 fn first_seq() -> EventSeq {
@@ -221,6 +233,9 @@ impl SessionRow {
             disk_epoch: 0,
             latest_snapshot: None,
             parcel: None,
+            network: Policy::default(),
+            secrets_withheld: false,
+            traffic: Traffic::default(),
         }
     }
 

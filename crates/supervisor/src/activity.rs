@@ -57,6 +57,7 @@ pub enum Kind {
     File,
     Note,
     Terminal,
+    Traffic,
     /// Nothing yet: the sandbox has begun to run.
     Start,
 }
@@ -72,6 +73,7 @@ impl Kind {
             Kind::File => "file",
             Kind::Note => "note",
             Kind::Terminal => "terminal",
+            Kind::Traffic => "traffic",
             Kind::Start => "start",
         }
     }
@@ -309,6 +311,7 @@ impl Core {
             | Request::OpenTerminal { .. }
             | Request::CloseTerminal { .. }
             | Request::Attach(_)
+            | Request::Dial { .. }
             | Request::File { .. } => true,
             _ => false,
         };
@@ -364,6 +367,7 @@ impl Core {
     /// What goes on in the session, and since when nothing does.
     pub async fn activity(&self, window_ms: u64) -> Activity {
         let inside = self.ask_inside(window_ms).await;
+        self.note_awaited();
         let (mut execs, clients): (Vec<ExecRecord>, usize) = {
             let state = self.state();
             let running = state.works.running().map(|(_, exec)| exec.record.borrow().clone());
@@ -455,7 +459,7 @@ impl Allowance {
         Allowance { left: Self::BURST, at: now }
     }
 
-    fn may(&mut self, now: Instant) -> bool {
+    pub fn may(&mut self, now: Instant) -> bool {
         let earned = now.saturating_duration_since(self.at).as_secs_f64() * Self::PER_SECOND;
         (self.left, self.at) = ((self.left + earned).min(Self::BURST), now);
         let may = self.left >= 1.0;

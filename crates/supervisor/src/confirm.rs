@@ -132,4 +132,7 @@ impl crate::link::Incoming for Deaf {
     }
     fn reset(&self, _: StreamId, _: &str) {}
     fn event(&self, _: u64, _: GuestEvent) {}
+    fn dial(&self, _: StreamId, _: wire::guest::Dial) -> Result<(), FrameError> {
+        Ok(())
+    }
 }

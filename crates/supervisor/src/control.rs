@@ -1,6 +1,7 @@
 //! The server's side: the Unix socket and what can be asked on it ([`wire::control`]).
 
 mod connection;
+mod dial;
 
 use crate::{activity::Kind, core::Core, files::FileAnswer, viewer};
 use connection::Connection;
@@ -55,6 +56,7 @@ async fn talk(core: Arc<Core>, mut connection: Connection) {
         }
         let outcome = match request {
             Request::Attach(attach) => return attach_viewer(core, connection, attach).await,
+            Request::Dial { port } => return dial::serve(&core, connection, port).await,
             Request::Watch { journal } => watch(&core, &mut connection, &journal).await,
             Request::File { request, actor } => file(&core, &mut connection, request, actor).await,
             Request::ExecStdin { id, eof } => stdin(&core, &mut connection, id, eof).await,
@@ -93,6 +95,8 @@ fn asks_guest(request: &Request) -> bool {
             | R::Unsaveable
             | R::Activity { .. }
             | R::Moment { .. }
+            | R::Ports
+            | R::Dial { .. }
     )
 }
 
@@ -119,7 +123,7 @@ async fn answer(core: &Arc<Core>, request: Request) -> Result<Answer, WireError>
             core.link.request(GuestRequest::Ping).await?;
             Answer::Done
         }
-        Request::Claim { session, identity } => done(core.claim(session, identity).await)?,
+        Request::Claim { session, identity, network } => done(core.claim(session, identity, network).await)?,
         Request::StartExec { exec, wait } => {
             let record = core.start_exec(exec).await?;
             Answer::Exec { exec: if wait { core.await_exec(record.id).await? } else { record } }
@@ -175,7 +179,13 @@ async fn answer(core: &Arc<Core>, request: Request) -> Result<Answer, WireError>
             core.shut_down(reason, grace_ms).await;
             Answer::Done
         }
-        Request::Attach(_) | Request::Watch { .. } | Request::File { .. } | Request::ExecStdin { .. } => {
+        Request::SetNetwork { network, credentials, inside } => done(core.set_network(network, credentials, inside).await)?,
+        Request::Network => {
+            let (open, count) = core.open_connections();
+            Answer::Network { open, count }
+        }
+        Request::Ports => Answer::Ports { items: core.ports().await? },
+        Request::Attach(_) | Request::Watch { .. } | Request::File { .. } | Request::ExecStdin { .. } | Request::Dial { .. } => {
             return Err(WireError::new(Code::Protocol, "this request has a stream of its own"));
         }
     })
@@ -196,12 +206,13 @@ fn status(core: &Core) -> Status {
         detail.insert("failure".to_owned(), failure.message.clone());
     }
     let (session, generation, guest_version) = (state.session, state.generation, state.guest_version.clone());
+    let reset = state.reset.clone();
     drop(state);
     if core.is_stalled() {
         detail.insert("output".to_owned(), "waits for room on the disk".to_owned());
     }
     let supervisor_version = env!("CARGO_PKG_VERSION").to_owned();
-    Status { session, generation, phase: core.phase(), supervisor_version, guest_version, pid: std::process::id(), detail }
+    Status { session, generation, phase: core.phase(), supervisor_version, guest_version, pid: std::process::id(), detail, reset }
 }
 
 /// Tells how far a journal has come, each time it changes.

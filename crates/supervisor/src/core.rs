@@ -6,6 +6,7 @@ use crate::{
     facts::{FactLog, now},
     journals::Journals,
     link::{Incoming, Link},
+    network::{Arrived, Edge, port_changed},
     terminals::Terminals,
     works::Works,
 };
@@ -14,7 +15,7 @@ use model::{Generation, Offset, ServiceName, SessionId, Timestamp};
 use runtime::Sandbox;
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, Weak},
 };
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -22,9 +23,9 @@ use wire::{
     FrameError, StreamId, WireError,
     control::{Phase, SuperviseSpec},
     facts::Fact,
-    guest::{GuestEvent, Identity, Work},
+    guest::{Dial, GuestEvent, Identity, Network, ResetConnections, Work},
     layout::{JournalName, SessionLayout},
-    window::{Arrival, WINDOW, arrive},
+    window::{Arrival, CONNECTION_WINDOW, WINDOW, arrive},
 };
 
 /// Where the supervisor stands, and why if it failed.
@@ -40,6 +41,9 @@ pub struct Core {
     pub layout: SessionLayout,
     pub sandbox: Arc<dyn Sandbox>,
     pub link: Link,
+    pub edge: Edge,
+    /// Itself, for tasks that it starts.
+    pub me: Weak<Core>,
     pub disk: DiskLimit,
     pub now: watch::Sender<Now>,
     /// Cancelled when the process should end.
@@ -64,6 +68,10 @@ pub struct State {
     /// How long the session slept, for the next greeting.
     pub gap_ms: Option<u64>,
     pub identity: Option<Identity>,
+    /// What the guest has been told of its network.
+    pub network_told: Option<Network>,
+    /// The connections that were reset when this generation began.
+    pub reset: ResetConnections,
     pub guest_version: Option<String>,
     pub journals: Journals,
     pub facts: FactLog,
@@ -78,6 +86,10 @@ pub struct State {
     highest_event: u64,
     /// What programs inside may still say.
     pub said: Allowance,
+    /// How many refused connections may still be told of.
+    pub denials: Allowance,
+    /// How many listeners that come and go may still be told of.
+    pub ports: Allowance,
     /// When the reason for a sandbox's end is known ahead of it.
     pub expected_end: Option<(model::EndReason, String)>,
 }
@@ -97,6 +109,9 @@ struct Receiver {
 enum Sink {
     Journal(JournalName),
     Transfer(mpsc::UnboundedSender<Piece>),
+    Connection(Arc<Arrived>),
+    /// A connection of which nobody wants more; what has been said to its program still has to arrive.
+    Discarded,
 }
 
 /// A piece of a file request's bytes.
@@ -120,6 +135,8 @@ impl Core {
             generation: spec.generation,
             gap_ms: spec.gap_ms,
             identity: spec.identity.clone(),
+            network_told: None,
+            reset: ResetConnections::default(),
             guest_version: None,
             journals: Journals::new(layout.clone(), spec.keep_output_bytes),
             facts,
@@ -130,13 +147,17 @@ impl Core {
             pending: Vec::new(),
             highest_event: 0,
             said: Allowance::new(tokio::time::Instant::now()),
+            denials: Allowance::new(tokio::time::Instant::now()),
+            ports: Allowance::new(tokio::time::Instant::now()),
             expected_end: None,
         };
-        Ok(Arc::new(Core {
+        let core = Arc::new_cyclic(|me| Core {
             disk: DiskLimit::new(&spec, &layout),
             layout,
             sandbox,
             link: Link::new(),
+            edge: Edge::default(),
+            me: me.clone(),
             now: watch::channel(Now { phase: Phase::Starting, failure: None }).0,
             quit: CancellationToken::new(),
             still: watch::channel(false).0,
@@ -146,7 +167,11 @@ impl Core {
             confirming: tokio::sync::Mutex::new(()),
             state: Mutex::new(state),
             spec,
-        }))
+        });
+        if let Some(network) = &core.spec.network {
+            core.apply_network(network);
+        }
+        Ok(core)
     }
 
     /// The changing part. Never held across an await.
@@ -198,12 +223,69 @@ impl Core {
         pieces
     }
 
-    /// A piece of a transfer has been passed on: the guest may send more.
+    /// Expects a stream from the guest that is a connection's.
+    pub fn receive_connection(&self, stream: StreamId) -> Arc<Arrived> {
+        let arrived = Arc::new(Arrived::default());
+        self.state().receivers.insert(stream, Receiver::new(Sink::Connection(arrived.clone()), Offset::ZERO));
+        arrived
+    }
+
+    /// How many connections something is expected of.
+    pub fn connections(&self) -> usize {
+        self.state().receivers.values().filter(|receiver| receiver.is_connection()).count()
+    }
+
+    /// Takes what still comes of a connection and drops it.
+    pub fn discard_connection(&self, stream: StreamId) {
+        let Some(arrived) = self.state().receivers.get_mut(&stream).map(|receiver| {
+            receiver.sink = Sink::Discarded;
+            receiver.acked = receiver.next;
+            receiver.next
+        }) else {
+            return;
+        };
+        self.link.ack(stream, arrived);
+    }
+
+    /// Whether a stream from the guest is expected.
+    pub fn receives(&self, stream: StreamId) -> bool {
+        self.state().receivers.contains_key(&stream)
+    }
+
+    /// How far a stream from the guest is acknowledged: it can send again from there, and what has arrived is known.
+    pub fn acked(&self, stream: StreamId) -> Option<Offset> {
+        self.state().receivers.get(&stream).map(|receiver| receiver.acked)
+    }
+
+    /// Breaks off every connection.
+    pub fn drop_connections(&self, why: &str) {
+        self.drop_receivers(|_, receiver| receiver.is_connection(), why);
+    }
+
+    /// Breaks off the connections for which `keep` doesn't hold.
+    pub fn drop_connections_but(&self, keep: impl Fn(&StreamId) -> bool) {
+        let gone = |stream: &StreamId, receiver: &Receiver| receiver.is_connection() && !keep(stream);
+        self.drop_receivers(gone, "the connection was reset");
+    }
+
+    fn drop_receivers(&self, gone: impl Fn(&StreamId, &Receiver) -> bool, why: &str) {
+        self.state().receivers.retain(|stream, receiver| {
+            let gone = gone(stream, receiver);
+            match &receiver.sink {
+                Sink::Transfer(tell) if gone => drop(tell.send(Piece::Failed(why.to_owned()))),
+                Sink::Connection(arrived) if gone => arrived.fail(),
+                _ => {}
+            }
+            !gone
+        });
+    }
+
+    /// A piece of a transfer or connection has been passed on: the guest may send more.
     pub fn transfer_taken(&self, stream: StreamId, end: Offset) {
         if let Some(receiver) = self.state().receivers.get_mut(&stream) {
             receiver.acked = end;
+            self.link.ack(stream, end);
         }
-        self.link.ack(stream, end);
     }
 
     /// A stream is of no interest any more.
@@ -235,13 +317,10 @@ impl Core {
         Ok(tail)
     }
 
-    /// Forgets all streams: before a greeting tells which there are.
+    /// Forgets all streams but connections, which may go on: before a greeting tells which there are.
     pub fn forget_streams(&self) {
-        for (_, receiver) in self.state().receivers.drain() {
-            if let Sink::Transfer(tell) = receiver.sink {
-                let _ = tell.send(Piece::Failed("the session was hibernated meanwhile; try again".to_owned()));
-            }
-        }
+        let ended = |_: &StreamId, receiver: &Receiver| !receiver.is_connection();
+        self.drop_receivers(ended, "the session was hibernated meanwhile; try again");
     }
 
     /// True while output waits for room on the disk.
@@ -302,6 +381,10 @@ impl Receiver {
         Receiver { sink, next, acked: next, waiting: VecDeque::new(), ended: false }
     }
 
+    fn is_connection(&self) -> bool {
+        matches!(self.sink, Sink::Connection(_) | Sink::Discarded)
+    }
+
     /// Everything below is in the journal.
     fn stored(&self) -> Offset {
         Offset(self.next.0 - self.waiting.iter().map(|b| b.len() as u64).sum::<u64>())
@@ -354,12 +437,18 @@ impl Incoming for Core {
             return Err(violation("data after its end".to_owned()));
         }
         receiver.next = receiver.next.plus(bytes.len());
-        if receiver.next.since(receiver.acked) > 2 * WINDOW as u64 {
+        let window = if receiver.is_connection() { CONNECTION_WINDOW } else { WINDOW };
+        if receiver.next.since(receiver.acked) > 2 * window as u64 {
             return Err(violation("more data than its window allows".to_owned()));
         }
         match &receiver.sink {
             Sink::Transfer(tell) => {
                 let _ = tell.send(Piece::Data { end: receiver.next, bytes });
+            }
+            Sink::Connection(arrived) => arrived.push(&bytes),
+            Sink::Discarded => {
+                receiver.acked = receiver.next;
+                self.link.ack(stream, receiver.acked);
             }
             Sink::Journal(name) => {
                 if let JournalName::Terminal(id) = name {
@@ -390,6 +479,11 @@ impl Incoming for Core {
                 let _ = tell.send(Piece::End);
                 state.receivers.remove(&stream);
             }
+            Sink::Connection(arrived) => {
+                arrived.end();
+                state.receivers.remove(&stream);
+            }
+            Sink::Discarded => drop(state.receivers.remove(&stream)),
             Sink::Journal(name) => {
                 if receiver.waiting.is_empty() {
                     let name = name.clone();
@@ -403,9 +497,15 @@ impl Incoming for Core {
 
     fn reset(&self, stream: StreamId, reason: &str) {
         let mut state = self.state();
-        if let Some(Receiver { sink: Sink::Transfer(tell), .. }) = state.receivers.remove(&stream) {
-            let _ = tell.send(Piece::Failed(reason.to_owned()));
+        match state.receivers.remove(&stream).map(|receiver| receiver.sink) {
+            Some(Sink::Transfer(tell)) => drop(tell.send(Piece::Failed(reason.to_owned()))),
+            Some(Sink::Connection(arrived)) => arrived.fail(),
+            _ => {}
         }
+    }
+
+    fn dial(&self, stream: StreamId, to: Dial) -> Result<(), FrameError> {
+        self.dialed(stream, to)
     }
 
     fn event(&self, seq: u64, event: GuestEvent) {
@@ -437,6 +537,7 @@ impl Incoming for Core {
             said @ (GuestEvent::Note { .. } | GuestEvent::KeepAwake { .. } | GuestEvent::Waiting { .. }) => {
                 self.said_inside(&mut state, said);
             }
+            port @ (GuestEvent::PortOpened { .. } | GuestEvent::PortClosed { .. }) => port_changed(&mut state, port),
             GuestEvent::Ended { .. } | GuestEvent::Unknown => {}
         }
         state.highest_event = state.highest_event.max(seq);
@@ -452,6 +553,6 @@ pub fn journal_of(role: &wire::guest::Role) -> Option<JournalName> {
         Role::Stderr(Work::Exec(id)) => Some(JournalName::Stderr(*id)),
         Role::Stdout(Work::Terminal(id)) => Some(JournalName::Terminal(*id)),
         Role::Stdout(Work::Service(name)) | Role::Stderr(Work::Service(name)) => Some(JournalName::Service(name.clone())),
-        Role::Stderr(Work::Terminal(_)) | Role::Stdin(_) | Role::Transfer => None,
+        Role::Stderr(Work::Terminal(_)) | Role::Stdin(_) | Role::Transfer | Role::Connection => None,
     }
 }

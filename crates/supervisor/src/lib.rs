@@ -8,7 +8,8 @@
 //!  control ──► core ──► link ══ guest
 //!  (socket)     │ │      (frames, windows)
 //!               │ └──► lifecycle ──► runtime
-//!               └────► journals, facts, works, terminals
+//!               ├────► journals, facts, works, terminals
+//!               └────► network ──► egress
 //! ```
 //!
 //! Everything runs on one thread. State is behind plain mutexes that are never held across an
@@ -27,6 +28,7 @@ mod lifecycle;
 mod link;
 mod mark;
 mod memory;
+mod network;
 mod notes;
 mod recapture;
 mod saved;
@@ -53,8 +55,8 @@ pub fn run(spec: &Path, ready_fd: Option<i32>) -> anyhow::Result<ExitCode> {
     let ready = ready_fd.map(|fd| unsafe { std::fs::File::from_raw_fd(fd) });
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // For syncs and disk walks only.
-        .max_blocking_threads(4)
+        // For syncs, disk walks and the system's resolver; they are started when needed.
+        .max_blocking_threads(32)
         .thread_stack_size(256 * 1024)
         .build()
         .context("start the event loop")?;

@@ -21,7 +21,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
 use wire::{
     Code, WireError,
-    control::{Captured, Phase},
+    control::{Captured, NetworkSpec, Phase},
     facts::Fact,
     guest::{Identity, Reply, Request},
     records::Unsaveable,
@@ -96,14 +96,22 @@ impl Core {
         }
         self.sandbox.thaw().await.map_err(runtime_error)?;
         self.set_phase(Phase::Running);
+        self.tell_network_late().await;
         Ok(())
+    }
+
+    /// What the guest could not be told of its network while it stood still.
+    pub async fn tell_network_late(&self) {
+        if let Err(error) = self.tell_network().await {
+            tracing::warn!(%error, "the guest does not know of a change of its network");
+        }
     }
 
     /// Makes a pooled sandbox the session's.
     ///
     /// # Errors
     /// It isn't a pooled one, or doesn't answer.
-    pub async fn claim(&self, session: SessionId, identity: Identity) -> Result<(), WireError> {
+    pub async fn claim(&self, session: SessionId, identity: Identity, network: Option<NetworkSpec>) -> Result<(), WireError> {
         let _step = self.step.lock().await;
         if self.state().session == Some(session) && self.phase() == Phase::Running {
             return Ok(());
@@ -117,8 +125,12 @@ impl Core {
             state.session = Some(session);
             state.identity = Some(identity.clone());
         }
+        if let Some(network) = &network {
+            self.apply_network(network);
+        }
         self.greet(Some(identity), None).await?;
         self.set_phase(Phase::Running);
+        self.tell_network_late().await;
         Ok(())
     }
 
@@ -197,6 +209,7 @@ impl Core {
             tracing::error!(%error, "the guest does not answer after a capture that failed");
         }
         self.set_phase(Phase::Running);
+        self.tell_network_late().await;
     }
 
     /// Writes the memory of a paused sandbox, which is that of `generation`, as a whole image. `works` says what runs in
@@ -216,6 +229,7 @@ impl Core {
         synced?.map_err(|e| WireError::new(Code::Internal, e.to_string()))?;
 
         let saved = works.unwrap_or_else(|| self.save_works());
+        self.record_traffic();
         {
             let mut state = self.state();
             state.journals.sync_all()?;
@@ -263,6 +277,8 @@ impl Core {
             phase => return Err(wrong_phase("commit", phase)),
         }
         self.sandbox.freeze().await.map_err(runtime_error)?;
+        // Nobody outside waits for one that sleeps.
+        self.end_connections();
         self.set_phase(Phase::Confirming);
         faults::point("hibernate.frozen");
         let interrupt = CancellationToken::new();
@@ -314,9 +330,12 @@ impl Core {
             state.generation = generation;
             state.gap_ms = gap_ms;
             state.facts.set_generation(generation);
+            state.reset = Default::default();
         }
+        self.end_connections();
         self.greet(None, None).await?;
         self.set_phase(Phase::Running);
+        self.tell_network_late().await;
         // A wake, also of one that was not frozen yet.
         self.quiet().run(tokio::time::Instant::now());
         Ok(())

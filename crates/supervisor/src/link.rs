@@ -14,6 +14,7 @@ use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     ops::{Bound, Range},
     sync::{Arc, Mutex, MutexGuard},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 use tokio::{
@@ -24,12 +25,15 @@ use tokio::{
 use wire::{
     Code, Decoder, Frame, FrameError, StreamId, WireError,
     frame::{PREAMBLE, parse_control},
-    guest::{FromGuest, GuestEvent, Hello, HelloReply, Reply, Request, StreamAt, ToGuest},
+    guest::{Dial, FromGuest, GuestEvent, Hello, HelloReply, Reply, Request, StreamAt, ToGuest},
     window::{Outgoing, SendWindow},
 };
 
 /// Most bytes that wait for the pipe at once.
 const BATCH: usize = 256 * 1024;
+
+/// Control messages that wait for the pipe before a guest counts as deaf.
+const MOST_QUEUED: usize = 16 * 1024;
 
 /// What the link hands on.
 pub trait Incoming: Send + Sync + 'static {
@@ -41,6 +45,8 @@ pub trait Incoming: Send + Sync + 'static {
     fn reset(&self, stream: StreamId, reason: &str);
     /// Something happened; acknowledged by [`Link::ack_events`].
     fn event(&self, seq: u64, event: GuestEvent);
+    /// A program inside wants to go out. An error ends the sandbox.
+    fn dial(&self, stream: StreamId, to: Dial) -> Result<(), FrameError>;
 }
 
 /// Why the link is gone.
@@ -64,6 +70,17 @@ struct Sending {
     window: SendWindow,
     /// Told whenever room grows or the stream ends.
     changed: Arc<Notify>,
+    /// Woken then, too.
+    waker: Option<Waker>,
+}
+
+impl Sending {
+    fn tell(&mut self) {
+        self.changed.notify_waiters();
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
 }
 
 #[derive(Default)]
@@ -139,8 +156,8 @@ impl Link {
         state.requests.clear();
         state.hello = None;
         state.quiesced = None;
-        for sending in state.sending.values() {
-            sending.changed.notify_waiters();
+        for sending in state.sending.values_mut() {
+            sending.tell();
         }
         drop(state);
         self.wake.notify_one();
@@ -187,13 +204,17 @@ impl Link {
         let mut ended = Vec::new();
         for (stream, sending) in &mut state.sending {
             match received.get(stream) {
-                Some(offset) => sending.window.rewind(*offset).map_err(|e| WireError::new(Code::Protocol, e.to_string()))?,
+                Some(offset) => {
+                    sending.window.rewind(*offset).map_err(|e| WireError::new(Code::Protocol, e.to_string()))?;
+                    // It has more room, and no acknowledgement may ever come.
+                    sending.tell();
+                }
                 None => ended.push(*stream),
             }
         }
         for stream in ended {
-            if let Some(sending) = state.sending.remove(&stream) {
-                sending.changed.notify_waiters();
+            if let Some(mut sending) = state.sending.remove(&stream) {
+                sending.tell();
             }
         }
         state.acks.clear();
@@ -240,9 +261,11 @@ impl Link {
         self.lock().requests.len()
     }
 
-    /// How many bytes the guest has not acknowledged yet.
+    /// How many bytes the guest has not acknowledged yet; those of network connections, which can flow without end, aside.
     pub fn bytes_under_way(&self) -> u64 {
-        self.lock().sending.values().map(|s| s.window.end().since(s.window.acked())).sum()
+        let state = self.lock();
+        let streams = state.sending.values().filter(|s| !s.window.is_of_connection());
+        streams.map(|s| s.window.end().since(s.window.acked())).sum()
     }
 
     /// Sends a request; the answer can be waited for elsewhere.
@@ -284,7 +307,7 @@ impl Link {
 
     /// Begins a stream to the guest.
     pub fn open_sending(&self, stream: StreamId, window: SendWindow) {
-        self.lock().sending.insert(stream, Sending { window, changed: Arc::default() });
+        self.lock().sending.insert(stream, Sending { window, changed: Arc::default(), waker: None });
         self.wake.notify_one();
     }
 
@@ -301,6 +324,41 @@ impl Link {
             self.wake.notify_one();
         }
         SendState::Accepted(take)
+    }
+
+    /// [`Self::offer`] for one that can wait; `None`: the stream has ended.
+    pub fn poll_offer(&self, cx: &Context<'_>, stream: StreamId, bytes: &[u8]) -> Poll<Option<usize>> {
+        {
+            let mut state = self.lock();
+            let sending = state.sending.get_mut(&stream).filter(|s| !s.window.is_finished());
+            let Some(sending) = sending else { return Poll::Ready(None) };
+            if sending.window.room() == 0 {
+                sending.waker = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
+        }
+        match self.offer(stream, bytes) {
+            SendState::Accepted(count) => Poll::Ready(Some(count)),
+            SendState::Ended => Poll::Ready(None),
+        }
+    }
+
+    /// Whether a stream to the guest is open, or has not been acknowledged whole yet.
+    pub fn is_sending(&self, stream: StreamId) -> bool {
+        self.lock().sending.contains_key(&stream)
+    }
+
+    /// Tells the guest where a connection leads. One that can't be told doesn't need to know.
+    pub fn connected(&self, stream: StreamId, to: &str) {
+        let mut state = self.lock();
+        if state.stage == Some(Stage::Open)
+            && state.control.len() < MOST_QUEUED / 16
+            && let Ok(frame) = Frame::control(&ToGuest::Connected { stream, to: to.to_owned() })
+        {
+            state.control.push_back(frame);
+            drop(state);
+            self.wake.notify_one();
+        }
     }
 
     /// Gives all of `bytes` to a stream or none. `false`: there is no room now. Where there is, `note` is called before
@@ -363,26 +421,50 @@ impl Link {
     /// Gives a stream up, whoever sends it, and tells the guest.
     pub fn reset(&self, stream: StreamId, reason: &str) {
         let mut state = self.lock();
-        if let Some(sending) = state.sending.remove(&stream) {
-            sending.changed.notify_waiters();
+        if let Some(mut sending) = state.sending.remove(&stream) {
+            sending.tell();
         }
+        let mut deaf = false;
         if state.stage == Some(Stage::Open) {
+            deaf = state.control.len() >= MOST_QUEUED;
             state.control.push_back(Frame::Reset { stream, reason: reason.to_owned() });
         }
         drop(state);
+        if deaf {
+            return self.lost(Gone::Violation("it asks without end and does not listen".to_owned()));
+        }
         self.wake.notify_one();
+    }
+
+    /// How many network connections there is something to say on.
+    pub fn connections(&self) -> usize {
+        self.lock().sending.values().filter(|s| s.window.is_of_connection()).count()
+    }
+
+    /// Drops what is to be said on network connections: they have ended with their generation.
+    pub fn end_connections(&self) {
+        self.lock().sending.retain(|_, sending| {
+            let ends = sending.window.is_of_connection();
+            if ends {
+                sending.tell();
+            }
+            !ends
+        });
     }
 
     /// Drops a stream to the guest whose reader has ended.
     pub fn forget_sending(&self, stream: StreamId) {
-        if let Some(sending) = self.lock().sending.remove(&stream) {
-            sending.changed.notify_waiters();
+        if let Some(mut sending) = self.lock().sending.remove(&stream) {
+            sending.tell();
         }
     }
 
     /// Everything below `offset` of a stream from the guest is safe.
     pub fn ack(&self, stream: StreamId, offset: Offset) {
-        self.lock().acks.insert(stream, offset);
+        let mut state = self.lock();
+        let acked = state.acks.entry(stream).or_insert(offset);
+        *acked = offset.max(*acked);
+        drop(state);
         self.wake.notify_one();
     }
 
@@ -453,8 +535,12 @@ impl State {
     fn acked(&mut self, stream: StreamId, offset: Offset) -> Result<(), FrameError> {
         // A stream that we have given up can still be acknowledged for a while.
         let Some(sending) = self.sending.get_mut(&stream) else { return Ok(()) };
+        if offset < sending.window.acked() {
+            // Said before a greeting that knew more.
+            return Ok(());
+        }
         sending.window.ack(offset).map_err(|e| FrameError::BadControl(format!("stream {}: {e}", stream.0)))?;
-        sending.changed.notify_waiters();
+        sending.tell();
         if sending.window.is_done() {
             self.sending.remove(&stream);
         }
@@ -522,8 +608,8 @@ impl Link {
             Frame::End { stream, offset } => incoming.end(stream, offset),
             Frame::Ack { stream, offset } => self.lock().acked(stream, offset),
             Frame::Reset { stream, reason } => {
-                if let Some(sending) = self.lock().sending.remove(&stream) {
-                    sending.changed.notify_waiters();
+                if let Some(mut sending) = self.lock().sending.remove(&stream) {
+                    sending.tell();
                 }
                 incoming.reset(stream, &reason);
                 Ok(())
@@ -554,6 +640,7 @@ impl Link {
                     incoming.event(seq, event);
                     Ok(())
                 }
+                FromGuest::Dial { stream, to } => incoming.dial(stream, to),
                 FromGuest::Unknown => Ok(()),
             },
         }

@@ -149,7 +149,12 @@ impl Core {
         let execs = state.works.running().map(|(_, exec)| exec.as_it_stands(&state.journals)).collect();
         let running = state.terminals.all().filter(|terminal| terminal.record.state == TerminalState::Running);
         let terminals = running.map(|terminal| TerminalRecord { writer: None, ..terminal.record.clone() }).collect();
-        let journals = state.journals.tails().into_iter().filter(|(name, _)| *name != JournalName::Facts).collect();
+        let journals = state
+            .journals
+            .tails()
+            .into_iter()
+            .filter(|(name, _)| !matches!(name, JournalName::Facts | JournalName::Requests))
+            .collect();
         drop(state);
         Ok(Taken { capture, memory, saved, execs, terminals, journals })
     }

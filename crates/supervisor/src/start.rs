@@ -22,12 +22,14 @@ use wire::{
     Code, WireError,
     control::{Phase, Start, SuperviseSpec},
     facts::Fact,
-    guest::{GUEST_PATH, Hello, HelloReply, Identity, PROTOCOL, StreamAt},
+    guest::{GUEST_PATH, Hello, HelloReply, Identity, PROTOCOL, ResetConnections, StreamAt},
     layout::SessionLayout,
 };
 
 /// Longest wait for a guest's first word: a restore of many GiB on a busy machine.
 const HELLO_LIMIT: Duration = Duration::from_secs(120);
+/// After so many seconds what has gone over the network is written down.
+const TRAFFIC_TICKS: u64 = 60;
 /// How long the socket stays after the end, so that whoever asks gets an answer.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -144,7 +146,7 @@ async fn start(core: &Arc<Core>) -> Result<(), WireError> {
         faults::point("recapture.restored");
     }
     connect(core, channel)?;
-    let identity = core.spec.identity.clone();
+    let identity = core.state().identity.clone();
     core.greet(identity, saved).await?;
     faults::point("start.greeted");
     // One that waits for a session, or was paused when it was taken over.
@@ -153,6 +155,7 @@ async fn start(core: &Arc<Core>) -> Result<(), WireError> {
         core.set_phase(Phase::Paused);
     } else {
         core.set_phase(Phase::Running);
+        core.tell_network_late().await;
     }
     Ok(())
 }
@@ -184,19 +187,29 @@ impl Core {
         let keep_input = saved.as_ref().is_some_and(|saved| saved.taken_over.is_some());
         let services = identity.iter().flat_map(|identity| &identity.services);
         let service_offsets = self.service_offsets(services.map(|spec| &spec.name))?;
+        if let Some(identity) = &identity {
+            self.state().network_told = identity.network.clone();
+        }
         let hello = Hello { protocol: PROTOCOL, session, generation, identity, service_offsets, gap_ms, keep_input };
         let reply = self.link.hello(hello, HELLO_LIMIT).await?;
-        self.state().guest_version = Some(reply.guest_version.clone());
+        {
+            let mut state = self.state();
+            state.guest_version = Some(reply.guest_version.clone());
+            if reply.reset.count > 0 {
+                state.reset = bounded(&reply.reset);
+            }
+        }
         if let Some(saved) = saved {
             self.load_works(saved, &reply);
         }
-        let mut acks = Vec::new();
+        let mut acks = self.rejoin_connections(&reply);
         for sending in &reply.sending {
             let Some(name) = crate::core::journal_of(&sending.role) else { continue };
             let offset = self.rejoin_journal(sending.stream, name, sending.from, sending.to)?;
             acks.push(StreamAt { stream: sending.stream, offset });
         }
         self.link.ready(acks, &reply)?;
+        self.reset_strays(&reply);
         if keep_input {
             self.settle_taken_over(&reply).await;
         }
@@ -237,6 +250,8 @@ impl Core {
     /// Kills what lives, unmounts the disk, syncs the journals, and lets the process end.
     pub async fn take_away(&self) {
         faults::point("end.begun");
+        self.record_traffic();
+        self.end_connections();
         if let Err(error) = self.sandbox.kill().await {
             tracing::error!(%error, "the sandbox may still live");
         }
@@ -260,6 +275,12 @@ impl Core {
         self.set_phase(Phase::Ended);
         self.quit.cancel();
     }
+}
+
+/// What a guest says of its connections, which is hostile.
+fn bounded(told: &ResetConnections) -> ResetConnections {
+    let clip = |to: &String| to.chars().filter(|c| !c.is_control()).take(300).collect();
+    ResetConnections { count: told.count.min(1_000_000), to: told.to.iter().take(ResetConnections::MOST).map(clip).collect() }
 }
 
 /// Gives back the pages of the program that only its start needed: this process shares its binary
@@ -287,12 +308,17 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
 async fn sync_regularly(core: Arc<Core>) {
     let mut tick = tokio::time::interval(Duration::from_secs(1));
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut ticks = 0_u64;
     loop {
         tokio::select! {
             _ = tick.tick() => {}
             () = core.quit.cancelled() => return,
         }
         core.retry_stalled();
+        ticks += 1;
+        if ticks % TRAFFIC_TICKS == 0 {
+            core.record_traffic();
+        }
         let (journals, facts) = {
             let mut state = core.state();
             (state.journals.take_unsynced(), state.facts.take_unsynced())

@@ -42,6 +42,71 @@ pub struct SuperviseSpec {
     /// With [`Start::Restore`]: how long the session slept; programs inside are told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gap_ms: Option<u64>,
+    /// What the session may reach; `None`: nothing, until somebody says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkSpec>,
+}
+
+/// The way out of a session, without any secret: this lies in a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkSpec {
+    pub policy: model::network::Policy,
+    /// The server's own listeners, which no session reaches.
+    #[serde(default)]
+    pub closed: Vec<std::net::SocketAddr>,
+    /// Certificates of authorities that upstream servers may be known by, beside the system's.
+    #[serde(default)]
+    pub roots: Option<PathBuf>,
+}
+
+/// What is added to requests at the edge. Lives in memory only.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Credentials {
+    pub secrets: BTreeMap<model::network::SecretName, String>,
+    /// What the session's own authority is made from, where TLS ends at the edge.
+    #[serde(default)]
+    pub ca: Option<CaSeed>,
+    /// A fork that was given none of its parent's secrets.
+    pub withheld: bool,
+}
+
+/// From what a session's own certificate authority is made, always the same from the same.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CaSeed {
+    /// 32 bytes in hexadecimal.
+    pub seed: String,
+    /// A part of its name that people see: the session's id.
+    pub label: String,
+    /// When its certificate begins to be valid.
+    pub from: model::Timestamp,
+}
+
+impl CaSeed {
+    /// The seed itself; `None` where it isn't 32 bytes in hexadecimal.
+    pub fn bytes(&self) -> Option<[u8; 32]> {
+        let digits = self.seed.as_bytes();
+        if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return None;
+        }
+        let mut bytes = [0; 32];
+        for (n, byte) in bytes.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&self.seed[2 * n..2 * n + 2], 16).ok()?;
+        }
+        Some(bytes)
+    }
+}
+
+impl std::fmt::Debug for CaSeed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CaSeed").field("label", &self.label).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<_> = self.secrets.keys().collect();
+        f.debug_struct("Credentials").field("secrets", &names).field("withheld", &self.withheld).finish_non_exhaustive()
+    }
 }
 
 /// How the sandbox comes to life.
@@ -114,6 +179,24 @@ pub enum Request {
     Claim {
         session: SessionId,
         identity: crate::guest::Identity,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        network: Option<NetworkSpec>,
+    },
+    /// Changes what the session may reach, and with which credentials; connections that are denied now are cut.
+    SetNetwork {
+        network: NetworkSpec,
+        credentials: Credentials,
+        /// What the guest shall set up.
+        inside: crate::guest::Network,
+    },
+    /// What is open and what has gone over the network. Answers [`Answer::Network`].
+    Network,
+    /// The ports on which programs inside listen.
+    Ports,
+    /// Connects to a port inside. Answers [`Answer::Streaming`]; from there on the connection is that one's: Data frames in
+    /// both directions, each ended by End, or cut off by Reset.
+    Dial {
+        port: u16,
     },
 
     StartExec {
@@ -338,6 +421,14 @@ pub enum Answer {
     Activity {
         activity: Activity,
     },
+    Ports {
+        items: Vec<crate::guest::ListeningPort>,
+    },
+    Network {
+        open: Vec<OpenConnection>,
+        /// How many there are where not all are listed.
+        count: u64,
+    },
     Captured(Captured),
     Snapshotted(Box<Snapshotted>),
     /// The request's stream of bytes follows.
@@ -345,6 +436,19 @@ pub enum Answer {
     Error {
         error: WireError,
     },
+}
+
+/// A connection to the outside.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenConnection {
+    /// `HOST:PORT`.
+    pub to: String,
+    pub age_ms: u64,
+    pub sent_bytes: u64,
+    pub received_bytes: u64,
+    /// Since the last bytes went out to which no answer has come.
+    #[serde(default)]
+    pub awaits_ms: Option<u64>,
 }
 
 /// How a supervisor and its sandbox stand.
@@ -360,6 +464,9 @@ pub struct Status {
     /// Words for people: what it waits for, what failed.
     #[serde(default)]
     pub detail: BTreeMap<String, String>,
+    /// The connections that were reset when this generation began.
+    #[serde(default)]
+    pub reset: crate::guest::ResetConnections,
 }
 
 /// Where a supervisor stands.

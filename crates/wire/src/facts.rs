@@ -17,6 +17,15 @@ pub struct FactLine {
     pub fact: Fact,
 }
 
+/// Connections and bytes of one host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostTraffic {
+    pub host: String,
+    pub connections: u64,
+    pub sent_bytes: u64,
+    pub received_bytes: u64,
+}
+
 /// Something that happened in a sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "fact", rename_all = "snake_case")]
@@ -104,6 +113,24 @@ pub enum Fact {
         op: String,
         #[serde(default)]
         actor: Option<String>,
+    },
+    /// A connection was refused; `repeated`: so many more of the same before it, not told by themselves.
+    NetworkDenied {
+        host: String,
+        port: u16,
+        reason: String,
+        #[serde(default)]
+        repeated: u64,
+    },
+    /// What has gone over the network since the last such fact.
+    Traffic {
+        items: Vec<HostTraffic>,
+    },
+    PortOpened {
+        port: crate::guest::ListeningPort,
+    },
+    PortClosed {
+        port: u16,
     },
     /// The image was restored on the side and answered (or not); the frozen original is dropped
     /// (or thawed).

@@ -29,6 +29,9 @@ pub const PROTOCOL: u32 = 1;
 /// Where the guest's program lies inside.
 pub const GUEST_PATH: &str = "/usr/lib/dormouse/dormouse-guest";
 
+/// Where the guest listens inside, on loopback, for HTTP and SOCKS clients: one port for both.
+pub const PROXY_PORT: u16 = 7429;
+
 /// Something that the guest started and answers for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -47,6 +50,9 @@ pub enum Role {
     Stderr(Work),
     /// A file request's bytes: they end with their connection and are never resumed.
     Transfer,
+    /// A network connection, one number for both directions. It goes on through a capture that its sandbox outlives, and
+    /// ends with its generation.
+    Connection,
 }
 
 /// Supervisor → guest.
@@ -68,6 +74,11 @@ pub enum ToGuest {
         id: u64,
         request: Request,
     },
+    /// Where a connection that the guest asked for leads, `HOST:PORT`, once that is known.
+    Connected {
+        stream: StreamId,
+        to: String,
+    },
 }
 
 /// Guest → supervisor.
@@ -80,6 +91,12 @@ pub enum FromGuest {
         id: u64,
         result: Result<Reply, WireError>,
     },
+    /// A program inside wants to go out; the guest chooses the stream's number. Refused by a reset. Sent once, and never
+    /// by a guest that was given no [`Network`].
+    Dial {
+        stream: StreamId,
+        to: Dial,
+    },
     /// Kept by the guest and sent again at each reconnection until acknowledged.
     Event {
         seq: u64,
@@ -88,6 +105,36 @@ pub enum FromGuest {
     /// A message that a newer guest sends and this build doesn't know.
     #[serde(other)]
     Unknown,
+}
+
+/// What a program inside wants.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "d", rename_all = "snake_case")]
+pub enum Dial {
+    /// It speaks HTTP to a proxy, or SOCKS 5; its first byte says which.
+    Proxy,
+    /// It speaks to this port of a host, by name or address.
+    To { host: String, port: u16 },
+    /// It asks for a name. The stream gives a [`NameAnswer`] as JSON, then ends.
+    Name { name: String },
+}
+
+/// What is said of a host's name.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NameAnswer {
+    /// Whether the session may reach it at all. Nothing is resolved for that.
+    pub allowed: bool,
+    /// The ports on which programs may want to reach it.
+    #[serde(default)]
+    pub ports: Vec<u16>,
+}
+
+/// What the guest sets up so that programs reach the network.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// The certificate of the session's own authority as PEM, for the trust stores; `None`: TLS ends nowhere on the way.
+    #[serde(default)]
+    pub ca: Option<String>,
 }
 
 /// Opens a connection and tells the guest who it is.
@@ -133,6 +180,9 @@ pub struct Identity {
     /// Most processes and threads inside.
     #[serde(default)]
     pub pids: Option<u64>,
+    /// `None`: by a supervisor that knows no network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<Network>,
 }
 
 /// A stream and a position in it.
@@ -156,6 +206,35 @@ pub struct HelloReply {
     pub works: Vec<RunningWork>,
     /// Largest stream number ever used; new ones are above it.
     pub max_stream: u32,
+    /// The connections that ended with the generation before.
+    #[serde(default)]
+    pub reset: ResetConnections,
+}
+
+/// Connections that were open when a session fell asleep, and have been reset.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResetConnections {
+    pub count: u64,
+    /// Where they led to, each once, `HOST:PORT`, [`Self::MOST`] at most. Those that had come in are `port N`.
+    #[serde(default)]
+    pub to: Vec<String>,
+}
+
+impl ResetConnections {
+    /// How many are named.
+    pub const MOST: usize = 50;
+}
+
+/// A port on which a program inside listens.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ListeningPort {
+    pub port: u16,
+    /// The address it listens on; several: the widest.
+    pub address: String,
+    #[serde(default)]
+    pub pid: Option<u32>,
+    #[serde(default)]
+    pub program: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -262,6 +341,17 @@ pub enum Request {
         #[serde(default)]
         seconds: Option<u64>,
     },
+    /// Connects to a port inside; `stream` carries both directions once it is answered.
+    Dial {
+        stream: StreamId,
+        port: u16,
+    },
+    /// The ports on which programs listen.
+    Ports,
+    /// Sets the network up anew.
+    SetNetwork {
+        network: Network,
+    },
     /// Flushes what programs have written to the disk.
     Sync,
     /// Ends the largest work by memory; asked when the session's memory is at its limit.
@@ -300,6 +390,9 @@ pub enum Reply {
     },
     Activity {
         activity: GuestActivity,
+    },
+    Ports {
+        items: Vec<ListeningPort>,
     },
     /// What was killed, if there was anything.
     Killed {
@@ -366,6 +459,14 @@ pub enum GuestEvent {
     /// The set of things in the way of a capture has changed; empty when nothing is any more.
     Unsaveable {
         items: Vec<Unsaveable>,
+    },
+    /// A program has begun to listen.
+    PortOpened {
+        port: ListeningPort,
+    },
+    /// Nobody listens on a port any more.
+    PortClosed {
+        port: u16,
     },
     /// A program's own words for the session's history.
     Note {

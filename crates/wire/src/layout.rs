@@ -32,6 +32,8 @@ pub enum JournalName {
     Stderr(ExecId),
     Terminal(TerminalId),
     Service(ServiceName),
+    /// What went out, a JSON object a line.
+    Requests,
     Facts,
 }
 
@@ -42,6 +44,7 @@ impl std::fmt::Display for JournalName {
             JournalName::Stderr(exec) => write!(f, "exec {exec} stderr"),
             JournalName::Terminal(terminal) => write!(f, "terminal {terminal}"),
             JournalName::Service(name) => write!(f, "service {name}"),
+            JournalName::Requests => f.write_str("requests"),
             JournalName::Facts => f.write_str("facts"),
         }
     }
@@ -124,6 +127,7 @@ impl SessionLayout {
             JournalName::Stderr(exec) => self.dir.join(format!("execs/{exec}.stderr")),
             JournalName::Terminal(terminal) => self.dir.join(format!("terminals/{terminal}.tty")),
             JournalName::Service(name) => self.dir.join(format!("services/{name}.log")),
+            JournalName::Requests => self.dir.join("requests"),
             JournalName::Facts => self.dir.join("facts"),
         }
     }

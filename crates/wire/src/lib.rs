@@ -20,6 +20,7 @@ pub mod files;
 pub mod frame;
 pub mod guest;
 pub mod layout;
+pub mod network;
 pub mod records;
 pub mod terminal;
 pub mod window;

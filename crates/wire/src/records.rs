@@ -175,7 +175,7 @@ pub struct Stats {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Activity {
     /// For how long nothing has happened: no exec ran, nobody typed, no terminal printed, no file was written from
-    /// outside, programs used next to no CPU, and none had asked to be kept awake. 0 while something of that goes on.
+    /// outside, nothing went over the network and nobody waited for an answer from there, programs used next to no CPU, and none had asked to be kept awake. 0 while something of that goes on.
     pub quiet_ms: u64,
     /// What goes on now or did within the last five seconds.
     #[serde(default)]
@@ -209,7 +209,7 @@ pub struct Activity {
 /// Something that keeps a session from being idle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeepsAwake {
-    /// `exec`, `asked` (by a program inside), `cpu`, `output`, `typing`, `file`, `note`, `terminal` (opened), or
+    /// `exec`, `asked` (by a program inside), `cpu`, `output`, `typing`, `file`, `note`, `terminal` (opened), `traffic` or
     /// `unresponsive`: the guest doesn't say what it does.
     pub kind: String,
     /// In words for people.

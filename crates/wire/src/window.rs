@@ -15,10 +15,14 @@ use model::Offset;
 /// Most bytes of one stream that are under way or kept for resending.
 pub const WINDOW: usize = 1024 * 1024;
 
+/// The same for a network connection, of which there can be many.
+pub const CONNECTION_WINDOW: usize = 512 * 1024;
+
 /// The sending side's memory of a stream.
 #[derive(Debug)]
 pub struct SendWindow {
     kept: BytesMut,
+    limit: usize,
     acked: Offset,
     sent: Offset,
     ended: bool,
@@ -44,12 +48,22 @@ pub struct BadAck {
 impl SendWindow {
     /// A stream whose first byte will have offset `start`.
     pub fn starting_at(start: Offset) -> Self {
-        Self { kept: BytesMut::new(), acked: start, sent: start, ended: false, end_sent: false }
+        Self { kept: BytesMut::new(), limit: WINDOW, acked: start, sent: start, ended: false, end_sent: false }
+    }
+
+    /// One of a network connection.
+    pub fn of_connection() -> Self {
+        Self { limit: CONNECTION_WINDOW, ..Self::starting_at(Offset::ZERO) }
+    }
+
+    /// Whether it was made by [`Self::of_connection`].
+    pub fn is_of_connection(&self) -> bool {
+        self.limit == CONNECTION_WINDOW
     }
 
     /// How many bytes may be taken in now.
     pub fn room(&self) -> usize {
-        WINDOW.saturating_sub(self.kept.len())
+        self.limit.saturating_sub(self.kept.len())
     }
 
     /// Takes bytes in. The caller asked [`Self::room`] before.
@@ -120,6 +134,10 @@ impl SendWindow {
         }
         self.kept.advance(offset.since(self.acked) as usize);
         self.acked = offset;
+        if self.kept.is_empty() {
+            // Most connections are silent most of the time.
+            self.kept = BytesMut::new();
+        }
         Ok(())
     }
 

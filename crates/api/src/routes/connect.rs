@@ -85,6 +85,7 @@ async fn answer(engine: &Engine, connected: Connected, who: &Principal) -> Conne
             memory: "restored".to_owned(),
             generation: wake.generation,
             connections_reset: wake.connections_reset,
+            reset_to: wake.reset_to.clone(),
         }),
         has_snapshot: connected.ways_back.iter().any(|way| way.memory || way.snapshot_id.is_some()),
         restore_options: connected.ways_back.iter().map(restore_option).collect(),

@@ -10,19 +10,11 @@ pub(crate) const ADDRESSES: &[(&str, &str)] = &[
     ("GET", "/v1/sessions/{id}/recovery"),
     ("POST", "/v1/sessions/{id}/notes"),
     ("POST", "/v1/sessions/{id}/checkpoints"),
-    ("GET", "/v1/sessions/{id}/ports"),
-    ("GET", "/v1/sessions/{id}/ports/{port}/{*path}"),
-    ("POST", "/v1/sessions/{id}/ports/{port}/{*path}"),
-    ("PUT", "/v1/sessions/{id}/ports/{port}/{*path}"),
-    ("PATCH", "/v1/sessions/{id}/ports/{port}/{*path}"),
-    ("DELETE", "/v1/sessions/{id}/ports/{port}/{*path}"),
     ("GET", "/v1/recovery"),
     ("GET", "/v1/machines"),
     ("POST", "/v1/machines"),
     ("GET", "/v1/volumes"),
     ("POST", "/v1/volumes"),
-    ("GET", "/v1/secrets"),
-    ("POST", "/v1/secrets"),
 ];
 
 /// Adds them to the table.

@@ -8,7 +8,10 @@ pub(crate) mod execs;
 pub(crate) mod files;
 pub(crate) mod later;
 pub(crate) mod lifecycle;
+pub(crate) mod network;
 pub(crate) mod pages;
+pub(crate) mod ports;
+pub(crate) mod secrets;
 pub(crate) mod services;
 pub(crate) mod sessions;
 pub(crate) mod snapshots;
@@ -22,7 +25,7 @@ use crate::{
     auth::Principal,
     error::ApiError,
     idempotency::{self, Interrupted},
-    observe,
+    observe, preview,
 };
 use api_types::ProblemCode;
 use axum::{
@@ -30,15 +33,21 @@ use axum::{
     handler::Handler,
     middleware,
     response::Response,
-    routing::{MethodFilter, on},
+    routing::{MethodFilter, any, on},
 };
 use http::{StatusCode, Uri};
 use model::{ExecId, OperationId, SessionId, SnapshotId, TerminalId};
 use std::str::FromStr;
 
+/// What of a session's own addresses the OpenAPI text describes.
+const INSIDE: [&str; 5] = ["GET", "POST", "PUT", "PATCH", "DELETE"];
+const INSIDE_PATH: &str = "/v1/sessions/{id}/ports/{port}/{path}";
+
 /// Addresses and what answers them.
 pub(crate) struct Table {
     guarded: Router<AppState>,
+    /// The same without `Idempotency-Key`: that of a request that is passed on isn't ours, and nothing is kept of secrets.
+    passed: Router<AppState>,
     open: Router<AppState>,
     /// Method and address of each, in the order of the table.
     pub(crate) entries: Vec<(&'static str, &'static str)>,
@@ -46,7 +55,7 @@ pub(crate) struct Table {
 
 impl Table {
     fn new() -> Table {
-        Table { guarded: Router::new(), open: Router::new(), entries: Vec::new() }
+        Table { guarded: Router::new(), passed: Router::new(), open: Router::new(), entries: Vec::new() }
     }
 
     /// An address that needs a token.
@@ -57,6 +66,32 @@ impl Table {
     {
         self.guarded = self.guarded.route(path, on(filter(method), handler));
         self.entries.push((method, path));
+        self
+    }
+
+    /// An address that needs a token, and whose `Idempotency-Key` is not looked at.
+    fn add_passed<H, T>(mut self, method: &'static str, path: &'static str, handler: H) -> Table
+    where
+        H: Handler<T, AppState>,
+        T: 'static,
+    {
+        self.passed = self.passed.route(path, on(filter(method), handler));
+        self.entries.push((method, path));
+        self
+    }
+
+    /// An address below which everything, by whatever method, is a session's own.
+    fn add_inside<H, T>(mut self, path: &'static str, handler: H) -> Table
+    where
+        H: Handler<T, AppState>,
+        T: 'static,
+    {
+        self.passed = self
+            .passed
+            .route(path, any(handler.clone()))
+            .route(&format!("{path}/"), any(handler.clone()))
+            .route(&format!("{path}/{{*path}}"), any(handler));
+        self.entries.extend(INSIDE.map(|method| (method, INSIDE_PATH)));
         self
     }
 
@@ -74,11 +109,13 @@ impl Table {
     pub(crate) fn into_router(self, state: AppState) -> Router {
         self.guarded
             .layer(middleware::from_fn_with_state(state.clone(), idempotency::once))
+            .merge(self.passed)
             .layer(middleware::from_fn(observe::note_caller))
             .layer(middleware::from_fn_with_state(state.clone(), auth::authenticate))
             .merge(self.open)
             .fallback(unknown_address)
             .method_not_allowed_fallback(wrong_method)
+            .layer(middleware::from_fn_with_state(state.clone(), preview::divert))
             .layer(middleware::from_fn_with_state(state.clone(), observe::observe))
             .with_state(state)
     }
@@ -174,6 +211,15 @@ pub(crate) fn table() -> Table {
         .add("POST", "/v1/storage/rotate-key", storage::rotate_key)
         .add("GET", "/v1/sessions/{id}/export", storage::export)
         .add("PUT", "/v1/sessions/import", storage::import)
+        .add("GET", "/v1/sessions/{id}/network", network::show)
+        .add("GET", "/v1/sessions/{id}/ports", ports::list)
+        .add("POST", "/v1/sessions/{id}/links/{port}", ports::link)
+        .add_inside("/v1/sessions/{id}/ports/{port}", ports::pass)
+        .add("GET", "/v1/sessions/{id}/tcp/{port}", ports::tcp)
+        .add("GET", "/v1/secrets", secrets::list)
+        .add_passed("POST", "/v1/secrets", secrets::set)
+        .add("PUT", "/v1/secrets/{name}", secrets::put)
+        .add("DELETE", "/v1/secrets/{name}", secrets::remove)
         .add("GET", "/v1/tokens", admin::tokens)
         .add("POST", "/v1/tokens", admin::token_new)
         .add("DELETE", "/v1/tokens/{token}", admin::token_revoke)

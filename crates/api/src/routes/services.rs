@@ -141,6 +141,9 @@ pub(crate) struct LogsQuery {
     pub follow: Option<bool>,
     /// A time (RFC 3339), or how long ago (`10m`).
     pub since: Option<String>,
+    /// `requests`: what went out over its network instead, where the policy has `log_requests`; each `text` is a JSON object
+    /// of `at`, `method`, `host`, `path`, `status`, `sent_bytes`, `received_bytes`, `duration_ms`.
+    pub source: Option<String>,
 }
 
 /// All execs and services line by line, in the order of time.
@@ -153,7 +156,12 @@ pub(crate) async fn logs(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let since = query.since.as_deref().map(|text| since(text, crate::now())).transpose()?;
-    let mut reader = app.engine().logs(id, since, query.follow.unwrap_or(false)).await?;
+    let follow = query.follow.unwrap_or(false);
+    let mut reader = match query.source.as_deref() {
+        None => app.engine().logs(id, since, follow).await?,
+        Some("requests") => app.engine().requests_log(id, since, follow).await?,
+        Some(_) => return Err(ApiError::bad_field("source", "'source' is 'requests', or left out for execs and services")),
+    };
     let stop = app.stop().clone();
     Ok(stream::items(Format::of(&headers), move |items| async move {
         loop {
@@ -165,6 +173,7 @@ pub(crate) async fn logs(
             let source = match line.source {
                 LogSource::Exec(exec) => format!("exec:{exec}"),
                 LogSource::Service(name) => format!("service:{name}"),
+                LogSource::Requests => "requests".to_owned(),
             };
             let line = LogLine { at: line.at, source, stream: line.stream.to_owned(), text: line.text };
             items.send("", None, &line).await?;

@@ -87,6 +87,8 @@ fn wanted(body: CreateSession) -> Result<NewSession, ApiError> {
         disk_only: body.disk_only.unwrap_or(false),
         services: body.services,
         hooks: body.hooks.into_iter().map(|(name, hook)| (name, hook.argv())).collect(),
+        network: body.network,
+        secrets: false,
     })
 }
 
@@ -208,9 +210,6 @@ pub(crate) async fn patch(
     _: Query<NoQuery>,
     Json(body): Json<PatchSession>,
 ) -> Result<Response, ApiError> {
-    if body.network.is_some() {
-        return Err(engine::Error::NotBuilt { field: "network".into() }.into());
-    }
     let patch = SessionPatch {
         name: body.name,
         task: body.task,
@@ -221,6 +220,7 @@ pub(crate) async fn patch(
         ttl_seconds: body.ttl_seconds,
         wake_at: body.wake_at,
         services: body.services,
+        network: body.network.map(Option::unwrap_or_default),
     };
     let view = app.engine().patch(&who, id, patch).await?;
     Ok(extract::ok(&view::session(&view, &who)))

@@ -220,6 +220,7 @@ pub(crate) async fn pack(
     _: Json<Nothing>,
 ) -> Result<Response, ApiError> {
     who.require(Scope::Admin)?;
-    app.engine().storage_pack(&who).await?;
+    let (engine, caller) = (app.engine().clone(), who.clone());
+    stream::begun(async move { Ok(engine.storage_pack(&caller).await?) }).await?;
     show(app, who, query).await
 }

@@ -47,7 +47,8 @@ pub(crate) fn session(view: &SessionView, who: &crate::auth::Principal) -> Sessi
         machine: None,
         services: row.services.iter().map(declared).collect(),
         volumes: Vec::new(),
-        network: None,
+        network: row.network.clone(),
+        secrets_withheld: row.secrets_withheld,
         operation: view.operation.as_ref().map(|operation| OperationRef {
             id: operation.id,
             kind: operation.kind,

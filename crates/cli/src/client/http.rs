@@ -274,6 +274,17 @@ impl Call {
         Call::new(Method::PUT, path)
     }
 
+    /// A PUT of JSON. Again it is the same, so it needs no key.
+    pub fn put_bytes(path: impl Into<String>, body: Bytes) -> Call {
+        Call { body, ..Call::new(Method::PUT, path) }.header("content-type", "application/json")
+    }
+
+    /// A PATCH of `body` as JSON, which sets what it names: again it is the same.
+    pub fn patch(path: impl Into<String>, body: &impl Serialize) -> Call {
+        let json = serde_json::to_vec(body).expect("requests are maps with text as keys");
+        Call { body: json.into(), ..Call::new(Method::PATCH, path) }.header("content-type", "application/json")
+    }
+
     /// A POST of `body` as JSON, with an idempotency key of its own.
     pub fn post(path: impl Into<String>, body: &impl Serialize) -> Call {
         let json = serde_json::to_vec(body).expect("requests are maps with text as keys");

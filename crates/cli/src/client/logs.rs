@@ -15,6 +15,9 @@ use model::{ExecState, Offset, TerminalState};
 use serde_json::{Value, json};
 use std::time::Duration;
 
+/// The log of what went out over a session's network.
+const REQUESTS: &str = "requests";
+
 /// `dormouse ps`.
 ///
 /// # Errors
@@ -124,8 +127,11 @@ pub async fn logs(
         if from.is_some() {
             return Err(Failure::usage("--from is a place in one exec's or terminal's output: name which"));
         }
-        return merged(ctx, &session, follow, since).await;
+        return merged(ctx, &session, None, follow, since).await;
     };
+    if word == REQUESTS && from.is_none() && names_nothing(&find(ctx, &session, word).await) {
+        return merged(ctx, &session, Some(REQUESTS), follow, since).await;
+    }
     if since.is_some() {
         return Err(Failure::usage("--since goes by lines, which only 'logs SESSION' has; with one source use --from OFFSET"));
     }
@@ -134,6 +140,10 @@ pub async fn logs(
     let mut sink = PassOn { quiet: ctx.quiet, told: false };
     follow::follow(ctx, session.id, &source, progress, follow, &mut sink).await?;
     Ok(())
+}
+
+fn names_nothing<T>(found: &Result<T>) -> bool {
+    found.as_ref().err().is_some_and(|failure| failure.status == NOT_FOUND)
 }
 
 /// The exec, terminal or service that a word names, in that order.
@@ -157,12 +167,15 @@ async fn find(ctx: &Context, session: &Session, word: &str) -> Result<Source> {
 }
 
 /// All execs and services line by line. After a lost connection the lines go on from the last one that was shown.
-async fn merged(ctx: &Context, session: &Session, follow: bool, since: Option<Duration>) -> Result<()> {
+async fn merged(ctx: &Context, session: &Session, source: Option<&str>, follow: bool, since: Option<Duration>) -> Result<()> {
     let mut since = since.map(|age| format!("{}s", age.as_secs()));
     let mut shown = Shown::default();
     let mut backoff = super::backoff::Backoff::default();
     loop {
         let mut path = format!("/v1/sessions/{}/logs?follow={follow}", session.id);
+        if let Some(source) = source {
+            path.push_str(&format!("&source={source}"));
+        }
         if let Some(since) = &since {
             path.push_str(&format!("&since={}", super::http::encode(since)));
         }
@@ -225,7 +238,10 @@ async fn print_lines(ctx: &Context, mut lines: Lines, shown: &mut Shown, backoff
         if !shown.is_new(&line) {
             continue;
         }
-        if ctx.json {
+        if line.source == REQUESTS {
+            let text = if ctx.json { line.text.clone() } else { format!("{}  {}", local(line.at), request(&line.text)) };
+            ctx.print(&format!("{text}\n"))?;
+        } else if ctx.json {
             ctx.print_json(&value)?;
         } else {
             // An id's end tells execs apart; its beginning is the time.
@@ -240,10 +256,31 @@ async fn print_lines(ctx: &Context, mut lines: Lines, shown: &mut Shown, backoff
     Ok(())
 }
 
+/// A request to the outside, for people.
+fn request(text: &str) -> String {
+    let Ok(value) = serde_json::from_str::<Value>(text) else { return safe(text) };
+    let word = |name: &str| match &value[name] {
+        Value::String(text) => safe(text),
+        Value::Null => "-".to_owned(),
+        other => other.to_string(),
+    };
+    let bytes = |name: &str| value[name].as_u64().map_or_else(|| "-".to_owned(), size);
+    let (method, host, path, status) = (word("method"), word("host"), word("path"), word("status"));
+    let (sent, received, took) = (bytes("sent_bytes"), bytes("received_bytes"), word("duration_ms"));
+    format!("{status:<4} {method:<7} {host} {path}  {sent} sent, {received} received, {took} ms")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use model::Timestamp;
+
+    #[test]
+    fn a_request_is_one_line() {
+        let line = request(r#"{"method":"GET","host":"a.example","path":"/x","status":200,"sent_bytes":1,"duration_ms":5}"#);
+        assert!(line.starts_with("200  GET     a.example /x") && line.ends_with("- received, 5 ms"), "{line}");
+        assert_eq!(request("no JSON"), "no JSON");
+    }
 
     #[test]
     fn a_line_is_shown_once_though_a_new_connection_tells_it_again() {

@@ -16,13 +16,17 @@ mod http;
 mod lifecycle;
 mod lines;
 mod logs;
+mod network;
 mod new;
+mod ports;
+mod secrets;
 mod select;
 mod sessions;
 mod snapshots;
 mod storage;
 mod text;
 mod unpack;
+mod websocket;
 
 pub use address::default_data_dir;
 pub use attach::DetachKeys;
@@ -105,7 +109,9 @@ pub async fn run(ctx: &Context, command: Command) -> Result<ExitCode> {
         Command::Ls { state, meta, all, columns } => {
             sessions::ls(ctx, state.as_deref(), &meta, all, columns.as_deref()).await.map(done)
         }
-        Command::Show { session } => sessions::show(ctx, &session).await.map(done),
+        Command::Show { session, network: true } => network::show(ctx, &session).await.map(done),
+        Command::Show { session, network: false } => sessions::show(ctx, &session).await.map(done),
+        Command::Set { session, network } => network::set(ctx, &session, &network).await.map(done),
         Command::Stats { session } => sessions::stats(ctx, session.as_deref()).await.map(done),
         Command::Wait { session, exec } => sessions::wait(ctx, &session, exec.as_deref()).await,
         Command::Attach { session, terminal, observe, take, keys } => {
@@ -142,7 +148,12 @@ pub async fn run(ctx: &Context, command: Command) -> Result<ExitCode> {
             snapshots::take(ctx, &session, wish).await.map(done)
         }
         Command::Snapshots { session, all } => snapshots::list(ctx, session.as_deref(), all).await.map(done),
-        Command::Fork { from, count, name, meta, disk_only } => snapshots::fork(ctx, &from, count, name, meta, disk_only).await,
+        Command::Fork { from, count, name, meta, disk_only, secrets } => {
+            let (metadata, yes) = (meta.into_iter().collect(), |flag: bool| flag.then_some(true));
+            let request =
+                api_types::ForkRequest { count: Some(count), metadata, name, secrets: yes(secrets), disk_only: yes(disk_only) };
+            snapshots::fork(ctx, &from, request).await
+        }
         Command::Rollback { session, snapshot, disk_only } => {
             snapshots::rollback(ctx, &session, &snapshot, disk_only).await.map(done)
         }
@@ -158,6 +169,12 @@ pub async fn run(ctx: &Context, command: Command) -> Result<ExitCode> {
         Command::History { session } => history::command(ctx, &session).await.map(done),
         Command::Cp { source, target } => copy::command(ctx, &source, &target).await.map(done),
         Command::Files(files) => files::command(ctx, files).await.map(done),
+        Command::Port { session, port: None, .. } => ports::list(ctx, &session).await.map(done),
+        Command::Port { session, port: Some(port), link: true, lasts, .. } => {
+            ports::link(ctx, &session, port.get(), lasts).await.map(done)
+        }
+        Command::Port { session, port: Some(port), here, .. } => ports::forward(ctx, &session, port.get(), here).await.map(done),
+        Command::Secret(command) => secrets::command(ctx, command).await.map(done),
         Command::Template(template) => admin::template(ctx, template).await.map(done),
         Command::Token(token) => admin::token(ctx, token).await.map(done),
         Command::Events { session, follow } => events::command(ctx, session.as_deref(), follow).await.map(done),

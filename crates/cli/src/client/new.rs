@@ -5,7 +5,7 @@ use super::{
     attach::{self, DetachKeys, Mode, Over, Target, Tty},
     failure::{Failure, Result},
     http::Call,
-    snapshots,
+    network, snapshots,
 };
 use crate::args::{NewOptions, OnIdle};
 use api_types::{CreateSession, CreatedSession, Session, Source};
@@ -113,6 +113,7 @@ fn request(key: Option<String>, options: NewOptions) -> Result<CreateSession> {
         } else {
             Some(options.volume.iter().map(|text| volume(text)).collect::<Result<_>>()?)
         },
+        network: options.network.as_deref().map(network::policy).transpose()?,
         ..CreateSession::default()
     })
 }

@@ -7,7 +7,7 @@ use super::{
     select,
     text::{Table, clip, local, size, span},
 };
-use api_types::{ForkAnswer, ForkCount, ForkRequest, NewSnapshot, RollbackRequest, Session, Snapshot};
+use api_types::{ForkAnswer, ForkRequest, NewSnapshot, RollbackRequest, Session, Snapshot};
 use model::{SessionId, SnapshotId, SnapshotName, SnapshotState, State};
 use serde_json::{Value, json};
 use std::{process::ExitCode, time::Duration};
@@ -191,20 +191,11 @@ fn choose(word: &str, session: Result<Session>, snapshot: Result<Snapshot>) -> R
 ///
 /// # Errors
 /// What the server refuses. What fails for single ones gives the status of the first.
-pub async fn fork(
-    ctx: &Context,
-    word: &str,
-    count: ForkCount,
-    name: Option<String>,
-    meta: Vec<(String, String)>,
-    disk_only: bool,
-) -> Result<ExitCode> {
+pub async fn fork(ctx: &Context, word: &str, request: ForkRequest) -> Result<ExitCode> {
     let path = match origin(&ctx.client, word).await? {
         Origin::Session(id) => format!("/v1/sessions/{id}/fork"),
         Origin::Snapshot(id) => format!("/v1/snapshots/{id}/fork"),
     };
-    let (metadata, disk_only) = (meta.into_iter().collect(), disk_only.then_some(true));
-    let request = ForkRequest { count: Some(count), metadata, name, secrets: None, disk_only };
     let value: Value = ctx.client.json(Call::post(path, &request)).await?;
     let answer: ForkAnswer = Context::read(&value)?;
     if ctx.json {

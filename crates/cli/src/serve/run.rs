@@ -2,11 +2,12 @@
 
 use super::{Settings, data, sockets};
 use anyhow::{Context, bail};
-use api::{AppState, Listeners};
+use api::{AppState, Listeners, Previews};
 use engine::Engine;
 use std::{
     fs,
     io::{self, IsTerminal, Write},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -53,12 +54,16 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let store = SqliteStore::open(&settings.data).await.context("can't open the store")?;
     let store = Arc::new(store);
-    let engine = Engine::open(config(&settings)?, store.clone()).await.context("can't open the data directory")?;
-    let (tcp, unix) = sockets::open(&settings).await?;
+    // No session may reach it, so it has to be known before any runs.
+    let tcp = sockets::take(&settings)?;
     let address = tcp.local_addr().context("the listener has no address")?;
+    let config = config(&settings, vec![address])?;
+    let engine = Engine::open(config, store.clone()).await.context("can't open the data directory")?;
+    let (tcp, unix) = sockets::open(&settings, tcp).await?;
 
     let stop = CancellationToken::new();
-    let (state, background) = AppState::new(engine.clone(), stop.clone());
+    let previews = Previews { domain: settings.preview_domain.clone(), port: Some(address.port()) };
+    let (state, background) = AppState::new(engine.clone(), previews, stop.clone());
     let listeners = Listeners { tcp: vec![tcp], unix: vec![unix] };
     let serving = tokio::spawn(api::serve(api::router(state), listeners, stop.clone()));
     tracing::info!(%address, data = %settings.data.display(), socket = %settings.socket.display(), "ready");
@@ -107,7 +112,8 @@ impl Signals {
     }
 }
 
-fn config(settings: &Settings) -> anyhow::Result<engine::Config> {
+/// `closed`: the server's own listeners.
+fn config(settings: &Settings, closed: Vec<SocketAddr>) -> anyhow::Result<engine::Config> {
     let supervisor = std::env::current_exe().context("can't tell where this program is")?;
     Ok(engine::Config {
         data_dir: settings.data.clone(),
@@ -124,6 +130,10 @@ fn config(settings: &Settings) -> anyhow::Result<engine::Config> {
         object_store: settings.object_store.clone(),
         pack_after: settings.pack_after,
         cache_bytes: settings.cache_bytes,
+        closed,
+        egress_roots: settings.egress_ca.clone(),
+        secrets_key: settings.secrets_key.clone(),
+        forget_secrets: settings.forget_secrets,
     })
 }
 

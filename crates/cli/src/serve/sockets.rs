@@ -11,17 +11,36 @@ use std::{
     },
     path::{Path, PathBuf},
 };
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixStream};
 
 /// Longest path of a socket address (unix(7)), without the NUL at its end.
 const MAX_SOCKET_PATH: usize = 107;
+
+/// Connections that wait to be taken.
+const BACKLOG: u32 = 1024;
+
+/// Takes the TCP address, and answers nobody yet: what begins before the server is ready has to know it.
+///
+/// # Errors
+/// An address that is taken or can't be had.
+pub fn take(settings: &Settings) -> anyhow::Result<TcpSocket> {
+    let address = settings.listen;
+    let taken = || -> io::Result<TcpSocket> {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        // As TcpListener::bind does: connections of a server before this one don't keep the address.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        Ok(socket)
+    };
+    taken().with_context(|| format!("can't listen on {address}"))
+}
 
 /// Opens both.
 ///
 /// # Errors
 /// An address that is taken or can't be had.
-pub async fn open(settings: &Settings) -> anyhow::Result<(TcpListener, UnixListener)> {
-    let tcp = TcpListener::bind(settings.listen).await.with_context(|| format!("can't listen on {}", settings.listen))?;
+pub async fn open(settings: &Settings, tcp: TcpSocket) -> anyhow::Result<(TcpListener, UnixListener)> {
+    let tcp = tcp.listen(BACKLOG).with_context(|| format!("can't listen on {}", settings.listen))?;
     let unix = open_unix(&settings.socket, settings.socket_for_all).await?;
     Ok((tcp, unix))
 }

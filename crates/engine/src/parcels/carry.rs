@@ -13,6 +13,7 @@ use crate::{
     ByteStream, Caller, Engine, Error, ImportOptions, NewSnapshot, SessionView, ending, facts,
     inner::{Inner, blocking},
     launch::{ensure_private_dir, io_error},
+    network,
     parcels::image_error,
     programs::hash_of,
     reserve, rollback,
@@ -306,6 +307,8 @@ async fn adopt(
                 row.template_hash = Some(hash.to_string());
             }
             settle(&mut row, inner, caller, generation);
+            // The file may be anybody's: what may be sent anywhere isn't given to its rules before somebody sets them here.
+            row.secrets_withheld |= network::names_unlimited(inner, &row.network).await?;
             commit(inner, caller, row, original, history).await
         }
         Err(error) => Err(error),

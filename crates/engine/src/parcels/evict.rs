@@ -138,6 +138,40 @@ async fn remove_files(session: &Session) -> Result<(), Error> {
     removed.await.flatten()
 }
 
+/// Removes, at the start, files of what is away: whoever said that it is died before it had removed them, and nobody counts
+/// them any more.
+pub(crate) async fn clear_away(inner: &Arc<Inner>) -> Result<(), Error> {
+    let (mut sessions, mut snapshots) = (Vec::new(), Vec::new());
+    let away = |parcel: &Option<store::Parcel>| parcel.as_ref().is_some_and(|parcel| parcel.is_away);
+    scan::sessions(&*inner.store, |row| sessions.extend(super::is_away(&row).then_some(row.id))).await?;
+    scan::snapshots(&*inner.store, |row| snapshots.extend(away(&row.parcel).then_some(row.id))).await?;
+    for id in sessions {
+        let layout = inner.layout(id);
+        if !layout.disk().exists() && !layout.images().exists() {
+            continue;
+        }
+        let session = inner.present(id).await?;
+        let _alone = session.launching.acquire().await.map_err(|_| Error::ShuttingDown)?;
+        // Somebody may be fetching it, or has.
+        if let Ok(_unread) = session.at_rest.try_write()
+            && super::is_away(&session.view().row)
+            && keeper::is_quiet(&session)
+        {
+            remove_files(&session).await?;
+        }
+    }
+    for id in snapshots {
+        let _alone = inner.shelf.alone().await;
+        let row = inner.store.snapshot(id).await?.filter(|row| row.deleted_at.is_none());
+        if inner.shelf.layout(id).dir().exists() && row.is_some_and(|row| away(&row.parcel)) {
+            let inner = inner.clone();
+            let removed = blocking(move || inner.shelf.remove(id)).await?;
+            removed.map_err(|e| io_error(&e, "give up a snapshot's files"))?;
+        }
+    }
+    Ok(())
+}
+
 async fn evict_snapshot(inner: &Arc<Inner>, id: SnapshotId) -> Result<bool, Error> {
     let _alone = inner.shelf.alone().await;
     let Some(row) = inner.store.snapshot(id).await?.filter(|row| row.deleted_at.is_none()) else { return Ok(false) };

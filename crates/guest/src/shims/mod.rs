@@ -1,10 +1,11 @@
-//! `sudo`, `su`, `systemctl` and `dormouse-ctl`: small programs that ask the running guest.
+//! `sudo`, `su`, `systemctl`, `dormouse-ctl` and `dormouse-guest connect`: small programs that ask the running guest.
 //!
 //! In a sandbox setuid bits are ignored and there is no systemd, but scripts rely on these names. Everything inside
 //! is one trust domain: who is in may become anyone.
 
 mod ask;
 mod become_user;
+mod connect;
 mod ctl;
 mod systemctl;
 
@@ -20,8 +21,11 @@ pub fn run(mut args: impl Iterator<Item = String>) -> Option<ExitCode> {
         "su" => Some(become_user::su(&args)),
         "systemctl" => Some(systemctl::run(&args)),
         "dormouse-ctl" => Some(ctl::run(&args)),
-        _ if args.first().is_some_and(|a| a == "ctl") => Some(ctl::run(&args[1..])),
-        _ => None,
+        _ => match args.first().map(String::as_str) {
+            Some("ctl") => Some(ctl::run(&args[1..])),
+            Some("connect") => Some(connect::run(&args[1..])),
+            _ => None,
+        },
     }
 }
 

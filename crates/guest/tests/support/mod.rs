@@ -215,7 +215,7 @@ impl Client {
                         }
                         seq = Some(at);
                     }
-                    FromGuest::Unknown => panic!("unknown message {json:?}"),
+                    FromGuest::Dial { .. } | FromGuest::Unknown => panic!("unknown message {json:?}"),
                 },
                 Frame::Data { stream, offset, bytes } => {
                     let received = self.streams.entry(stream).or_default();
@@ -415,6 +415,7 @@ pub fn identity(hostname: &str) -> Identity {
         workdir: None,
         services: vec![],
         pids: None,
+        network: None,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Checks of tokens, repeated requests, the list of accesses and the server's own words.
 
 use super::*;
-use crate::{Answer, AuditRow, Begun, RequestId, RequestMark, TokenRow};
+use crate::{Answer, AuditRow, Begun, RequestId, RequestMark, SecretRow, TokenRow};
 use model::{ByteSize, TokenId, TokenLimits};
 
 /// Tokens are found by hash, revoked once, and never twice there.
@@ -41,6 +41,30 @@ pub async fn tokens_read_back(store: Under) {
     a.revoked_at = Some(NOW);
     a.last_used_at = Some(later);
     assert_eq!(store.list_tokens().await.unwrap(), [a, b]);
+}
+
+/// Secrets are found by name, changed under it, and gone once they are removed. Their bytes are kept as they are.
+pub async fn secrets_read_back(store: Under) {
+    let later = Timestamp(NOW.0 + 9);
+    let secret = |name: &str, sealed: &[u8], at| SecretRow {
+        name: name.parse().unwrap(),
+        sealed: sealed.to_vec(),
+        hosts: vec!["api.example.com".into(), "*.example.org".into()],
+        created_at: at,
+        updated_at: at,
+    };
+    let (b, a) = (secret("B_TOKEN", b"\x00\xff'", NOW), secret("A_TOKEN", &[7; 5000], NOW));
+    store.put_secret(b.clone()).await.unwrap();
+    store.put_secret(a.clone()).await.unwrap();
+    assert_eq!(store.list_secrets().await.unwrap(), [a.clone(), b.clone()]);
+    let changed = SecretRow { hosts: vec![], ..secret("B_TOKEN", b"new", later) };
+    store.put_secret(changed.clone()).await.unwrap();
+    let kept = SecretRow { created_at: NOW, ..changed };
+    assert_eq!(store.secret(b.name.clone()).await.unwrap(), Some(kept));
+    assert_eq!(store.secret("b_token".parse().unwrap()).await.unwrap(), None);
+    assert!(store.remove_secret(b.name.clone()).await.unwrap());
+    assert!(!store.remove_secret(b.name.clone()).await.unwrap());
+    assert_eq!(store.list_secrets().await.unwrap(), [a]);
 }
 
 fn request(key: &str) -> RequestId {

@@ -39,7 +39,7 @@ macro_rules! conformance_tests {
             snapshots_read_back_as_written, a_stale_snapshot_is_refused_whole, a_name_leads_to_one_snapshot,
             snapshots_are_listed_by_pages, snapshot_ids_are_found_by_their_ends, snapshots_outlive_their_session,
             snapshots_fall_due, snapshot_scans_see_all_that_are_there, snapshot_tombstones_are_purged,
-            tokens_read_back, requests_are_answered_once, requests_of_a_dead_server_are_told_apart,
+            tokens_read_back, secrets_read_back, requests_are_answered_once, requests_of_a_dead_server_are_told_apart,
             audit_is_newest_first, meta_is_kept);
     };
     (@each $make:path: $($check:ident),+ $(,)?) => {$(

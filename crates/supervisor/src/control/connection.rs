@@ -104,8 +104,7 @@ impl Connection {
     }
 
     pub async fn send_reset(&mut self, reason: &str) -> Result<(), WireError> {
-        let reason = reason.chars().take(1000).collect();
-        self.to.write(&[Frame::Reset { stream: STREAM, reason }]).await
+        self.to.send_reset(reason).await
     }
 }
 
@@ -185,6 +184,11 @@ impl ToServer {
 
     pub async fn send_end(&mut self) -> Result<(), WireError> {
         self.write(&[Frame::End { stream: STREAM, offset: self.sent }]).await
+    }
+
+    pub async fn send_reset(&mut self, reason: &str) -> Result<(), WireError> {
+        let reason = reason.chars().take(1000).collect();
+        self.write(&[Frame::Reset { stream: STREAM, reason }]).await
     }
 
     /// Sends one terminal message, in pieces where it is longer than a frame.

@@ -2,24 +2,21 @@
 
 use crate::client::{
     failure::{Failure, Result},
-    http::{Call, Client, problem_of},
+    http::{Call, Client},
+    websocket::{self, broken},
 };
 use api_types::{
     ProblemCode, Session,
     terminal::{ClientFrame, ServerFrame},
 };
 use futures_util::{SinkExt, StreamExt};
-use http::{Request, header};
 use model::{SessionId, State};
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 use tokio::sync::mpsc;
-use tokio_tungstenite::{
-    client_async,
-    tungstenite::{self, Message, handshake::client::generate_key},
-};
+use tokio_tungstenite::tungstenite::Message;
 
 /// How often the other side is asked whether it is there, and after how much silence it is taken to be gone.
 const PING_EVERY: Duration = Duration::from_secs(5);
@@ -84,24 +81,7 @@ async fn pass_on(
     outgoing: &mut mpsc::UnboundedReceiver<ClientFrame>,
     events: &mpsc::Sender<LinkEvent>,
 ) -> Result<()> {
-    let (host, target) = client.target(path);
-    let mut request = Request::builder()
-        .uri(format!("ws://{host}{target}"))
-        .header(header::HOST, &host)
-        .header(header::CONNECTION, "Upgrade")
-        .header(header::UPGRADE, "websocket")
-        .header("sec-websocket-version", "13")
-        .header("sec-websocket-key", generate_key());
-    if let Some(value) = client.authorization()? {
-        request = request.header(header::AUTHORIZATION, value);
-    }
-    let request = request.body(()).map_err(|e| Failure::usage(format!("can't ask for that: {e}")))?;
-    let opening = async {
-        let stream = client.connect().await.map_err(|e| client.unreachable(&e))?;
-        client_async(request, stream).await.map_err(refusal)
-    };
-    let late = |_| Failure::unreachable("the server didn't answer in time");
-    let (socket, _) = tokio::time::timeout(HANDSHAKE, opening).await.map_err(late)??;
+    let socket = websocket::open(client, path, HANDSHAKE).await?;
     let tell = |news| events.send(LinkEvent { number, news });
     if tell(News::Up).await.is_err() {
         return Ok(());
@@ -158,20 +138,4 @@ async fn pass_on(
 
 fn since(begun: Instant) -> u64 {
     u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX)
-}
-
-fn broken(error: tungstenite::Error) -> Failure {
-    Failure::unreachable(format!("the link broke: {error}"))
-}
-
-/// What the server says instead of opening a WebSocket.
-fn refusal(error: tungstenite::Error) -> Failure {
-    match error {
-        tungstenite::Error::Http(response) => {
-            let status = response.status();
-            let body = response.into_body().unwrap_or_default();
-            Failure::of_problem(problem_of(status, &body))
-        }
-        other => broken(other),
-    }
 }

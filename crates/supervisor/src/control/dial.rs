@@ -1,0 +1,77 @@
+//! A connection to a port inside: the server's connection carries its bytes from here on.
+
+use super::connection::{Connection, FromServer, ToServer};
+use crate::{
+    activity::Kind,
+    core::Core,
+    network::{Incoming, Outgoing},
+};
+use std::sync::Arc;
+use wire::{Frame, control::Answer};
+
+/// Serves it to its end.
+pub async fn serve(core: &Arc<Core>, mut connection: Connection, port: u16) {
+    let (from_inside, to_inside) = match core.dial(port).await {
+        Ok(halves) => halves,
+        Err(error) => {
+            let _ = connection.send(&Answer::Error { error }).await;
+            return;
+        }
+    };
+    if connection.send(&Answer::Streaming).await.is_err() {
+        return;
+    }
+    let (from, to) = connection.split();
+    let (inward, outward) = (inward(core, from, to_inside, port), outward(core, from_inside, to, port));
+    tokio::pin!(inward, outward);
+    // Where one breaks, or the server hangs up, both are dropped, which resets the connection inside.
+    tokio::select! {
+        () = &mut inward => {}
+        whole = &mut outward => if whole {
+            inward.await;
+        },
+    }
+}
+
+/// From the server to the program, until the server hangs up or nobody listens inside.
+async fn inward(core: &Core, mut from: FromServer, to: Outgoing, port: u16) {
+    let mut said = false;
+    loop {
+        let frame = tokio::select! {
+            frame = from.frame() => frame,
+            () = to.gone(), if !said => return,
+        };
+        match frame {
+            Ok(Some(Frame::Data { bytes, .. })) if !said => {
+                core.note_activity(Kind::Traffic, &format!("port {port}"));
+                if !to.send(&bytes).await {
+                    return;
+                }
+            }
+            Ok(Some(Frame::End { .. })) => {
+                to.finish();
+                said = true;
+            }
+            Ok(_) | Err(_) => return,
+        }
+    }
+}
+
+/// From the program to the server. False: broken off.
+async fn outward(core: &Core, mut from: Incoming, mut to: ToServer, port: u16) -> bool {
+    loop {
+        match from.next().await {
+            Ok(Some(bytes)) => {
+                core.note_activity(Kind::Traffic, &format!("port {port}"));
+                if to.send_data(bytes).await.is_err() {
+                    return false;
+                }
+            }
+            Ok(None) => return to.send_end().await.is_ok(),
+            Err(_) => {
+                let _ = to.send_reset("the connection was reset").await;
+                return false;
+            }
+        }
+    }
+}
