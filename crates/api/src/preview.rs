@@ -89,7 +89,12 @@ async fn show(app: &AppState, preview: Preview, request: Request) -> Result<Resp
     }
     let caller = if let Some(owner) = owner {
         owner
-    } else if link.is_some() || cookie_opens(app, preview, request.headers()) {
+    } else if link.is_some() {
+        guest("link")
+    } else if cookie_opens(app, preview, request.headers()) {
+        if !is_from_own_page(&request) {
+            return Ok(refused());
+        }
         guest("link")
     } else if is_public(app, preview).await {
         guest("public")
@@ -114,24 +119,41 @@ async fn is_public(app: &AppState, preview: Preview) -> bool {
 }
 
 fn cookie_opens(app: &AppState, preview: Preview, headers: &HeaderMap) -> bool {
-    let values = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
-    let mut links = values.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
-    links.any(|(name, link)| name == LINK && app.engine().check_link(preview.session, preview.port, link).is_some())
+    // As bytes: cookies of the page itself may be no ASCII.
+    let pairs = headers.get_all(header::COOKIE).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b';'));
+    let links = pairs.filter_map(|pair| pair.trim_ascii().strip_prefix(LINK.as_bytes())?.strip_prefix(b"="));
+    let mut links = links.filter_map(|link| std::str::from_utf8(link).ok());
+    links.any(|link| app.engine().check_link(preview.session, preview.port, link).is_some())
+}
+
+/// What a cookie opens is changed, and talked to, by its own pages only: all previews are one site to a browser, so that it
+/// sends the cookie along with what the page of another session asks for.
+fn is_from_own_page(request: &Request) -> bool {
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
+    if reads && !request.headers().contains_key(header::UPGRADE) {
+        return true;
+    }
+    let Some(origin) = request.headers().get(header::ORIGIN) else { return true };
+    let named = request.uri().authority().map(|authority| authority.as_str());
+    let host = named.or_else(|| request.headers().get(header::HOST)?.to_str().ok());
+    let of = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, host)| host);
+    of.is_some() && of.map(str::to_ascii_lowercase) == host.map(str::to_ascii_lowercase)
 }
 
 /// Path and query without the link, and the link.
 fn without_link(uri: &Uri) -> (String, Option<String>) {
-    let mut link = None;
+    let (mut link, mut token) = (None, false);
     let mut kept = Vec::new();
     for pair in uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
         match pair.strip_prefix(LINK).and_then(|rest| rest.strip_prefix('=')) {
             Some(found) => link = Some(found.to_owned()),
+            None if proxy::is_our_token(pair) => token = true,
             None => kept.push(pair),
         }
     }
     let path = if uri.path().is_empty() { "/" } else { uri.path() };
     // As it came where nothing is taken out.
-    let target = match (link.is_some(), kept.is_empty()) {
+    let target = match (link.is_some() || token, kept.is_empty()) {
         (false, _) => uri.path_and_query().map_or_else(|| path.to_owned(), |whole| whole.as_str().to_owned()),
         (true, true) => path.to_owned(),
         (true, false) => format!("{path}?{}", kept.join("&")),
@@ -245,6 +267,7 @@ mod tests {
         assert_eq!(taken("/a?dormouse_link=L"), ("/a".to_owned(), Some("L".to_owned())));
         assert_eq!(taken("/a?x&&y"), ("/a?x&&y".to_owned(), None));
         assert_eq!(taken("http://h"), ("/".to_owned(), None));
+        assert_eq!(taken("/a?access_token=dm_x&b=1"), ("/a?b=1".to_owned(), None), "nor is a token of ours");
         assert_eq!(taken("/a?dormouse_linked=1"), ("/a?dormouse_linked=1".to_owned(), None));
     }
 

@@ -37,7 +37,37 @@ const HOP_BY_HOP: &[&str] = &[
 ];
 
 /// Cookies with such names are ours.
-pub(crate) const OWN_COOKIES: &str = "dormouse";
+const OWN_COOKIES: &[u8] = b"dormouse_";
+
+/// Headers that would act on the API's own origin, or have a browser act on it.
+const OF_AN_ORIGIN: &[&str] = &[
+    "set-cookie",
+    "refresh",
+    "clear-site-data",
+    "alt-svc",
+    "strict-transport-security",
+    "public-key-pins",
+    "nel",
+    "report-to",
+    "reporting-endpoints",
+    "service-worker-allowed",
+    "www-authenticate",
+    "authentication-info",
+    "content-location",
+    "link",
+    "sourcemap",
+    "access-control-allow-origin",
+    "access-control-allow-credentials",
+    "access-control-allow-headers",
+    "access-control-allow-methods",
+    "access-control-expose-headers",
+    "access-control-max-age",
+];
+
+/// Whether a pair of a query is a token of ours, which no program inside is to see.
+pub(crate) fn is_our_token(pair: &str) -> bool {
+    pair.strip_prefix("access_token=").is_some_and(|value| value.starts_with("dm_"))
+}
 
 /// By which way a request comes.
 pub(crate) enum Passage {
@@ -82,6 +112,7 @@ where
         host: parts.uri.authority().map(|authority| authority.to_string()),
         peer: parts.extensions.get::<ConnectInfo<Peer>>().map(|info| info.0),
     };
+    let outer_host = from.host.clone().or_else(|| Some(parts.headers.get(header::HOST)?.to_str().ok()?.to_owned()));
     let headers = inward(parts.headers, passage, &from, port, upgrade.as_ref())?;
     let mut inside = http::Request::builder().method(parts.method).uri(target).body(body);
     match &mut inside {
@@ -106,7 +137,7 @@ where
     }
     let upgraded = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
     let mut answer = answer.map(Body::new).into_response();
-    outward(answer.headers_mut(), passage, upgraded);
+    outward(answer.headers_mut(), passage, outer_host.as_deref(), port, upgraded);
     Ok(answer)
 }
 
@@ -150,11 +181,12 @@ fn inward(
     upgrade: Option<&HeaderValue>,
 ) -> Result<HeaderMap, ApiError> {
     let value = |text: &str| HeaderValue::from_str(text).map_err(|_| ApiError::bad_request("a header can't be passed on"));
-    strip_hop_by_hop(&mut headers);
+    // Before what `Connection` names is taken away: a client could name this.
     let host = match &from.host {
         Some(host) => Some(value(host)?),
         None => headers.get(header::HOST).cloned(),
     };
+    strip_hop_by_hop(&mut headers);
     match passage {
         Passage::Path { prefix } => {
             headers.remove(header::AUTHORIZATION);
@@ -190,25 +222,57 @@ fn inward(
 
 /// Takes our own cookies away; the page's stay as they are.
 fn strip_own_cookies(headers: &mut HeaderMap) {
-    let cookies: Vec<String> = headers
-        .get_all(header::COOKIE)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(';'))
-        .map(str::trim)
-        .filter(|pair| !pair.is_empty() && !pair.to_ascii_lowercase().starts_with(OWN_COOKIES))
-        .map(str::to_owned)
-        .collect();
+    // As bytes: a page may set what is no ASCII.
+    let pairs = headers.get_all(header::COOKIE).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b';'));
+    let kept: Vec<&[u8]> = pairs.map(<[u8]>::trim_ascii).filter(|pair| !pair.is_empty() && !is_own_cookie(pair)).collect();
+    let kept = kept.join(&b"; "[..]);
     headers.remove(header::COOKIE);
-    if let Ok(value) = HeaderValue::from_str(&cookies.join("; "))
+    if let Ok(value) = HeaderValue::from_bytes(&kept)
         && !value.is_empty()
     {
         headers.insert(header::COOKIE, value);
     }
 }
 
+fn is_own_cookie(pair: &[u8]) -> bool {
+    pair.get(..OWN_COOKIES.len()).is_some_and(|name| name.eq_ignore_ascii_case(OWN_COOKIES))
+}
+
+/// Where an answer on the path leads, seen from outside; `None`: to where a client would go on with its token although it
+/// isn't this port any more.
+fn led(location: &str, prefix: &str, outer_host: Option<&str>, port: u16) -> Option<String> {
+    let lower = location.to_ascii_lowercase();
+    if location.contains('\\') || lower.contains("%2e") || lower.bytes().any(|byte| byte <= b' ') {
+        return None;
+    }
+    let inside = [format!("http://localhost:{port}"), format!("http://127.0.0.1:{port}")];
+    let own = inside.iter().find_map(|base| location.strip_prefix(base.as_str()));
+    let path = match own.filter(|rest| rest.is_empty() || rest.starts_with(['/', '?', '#'])) {
+        Some("") => "/",
+        Some(rest) => rest,
+        None => location,
+    };
+    let is_elsewhere = path.starts_with("//") || path.split(['/', '?', '#']).next().is_some_and(|first| first.contains(':'));
+    if is_elsewhere {
+        let name = |host: &str| host.rsplit_once(':').map_or(host, |(name, _)| name).trim_end_matches('.').to_ascii_lowercase();
+        let uri: http::Uri = if path.starts_with("//") { format!("http:{path}").parse().ok()? } else { path.parse().ok()? };
+        // To another host no client takes its token along.
+        let goes_away = name(uri.authority()?.host()) != name(outer_host?);
+        return goes_away.then(|| path.to_owned());
+    }
+    let before_query = path.split(['?', '#']).next().unwrap_or_default();
+    if before_query.split('/').any(|part| part == "..") {
+        return None;
+    }
+    Some(if path.starts_with('/') { format!("{prefix}{path}") } else { path.to_owned() })
+}
+
 /// The headers of the answer as the client gets them.
-fn outward(headers: &mut HeaderMap, passage: &Passage, upgraded: bool) {
+fn outward(headers: &mut HeaderMap, passage: &Passage, outer_host: Option<&str>, port: u16, upgraded: bool) {
+    if headers.contains_key(header::TRANSFER_ENCODING) {
+        // Which decides how long the body is (RFC 9112, 6.3).
+        headers.remove(header::CONTENT_LENGTH);
+    }
     let upgrade = headers.get(header::UPGRADE).filter(|_| upgraded).cloned();
     strip_hop_by_hop(headers);
     if let Some(upgrade) = upgrade {
@@ -217,8 +281,16 @@ fn outward(headers: &mut HeaderMap, passage: &Passage, upgraded: bool) {
     }
     match passage {
         // It stands at the API's own origin: nothing of it may be shown, run, or remembered there.
-        Passage::Path { .. } => {
-            headers.remove(header::SET_COOKIE);
+        Passage::Path { prefix } => {
+            for name in OF_AN_ORIGIN {
+                headers.remove(*name);
+            }
+            if let Some(location) = headers.remove(header::LOCATION) {
+                let leads = location.to_str().ok().and_then(|to| led(to, prefix, outer_host, port));
+                if let Some(leads) = leads.and_then(|to| HeaderValue::from_str(&to).ok()) {
+                    headers.insert(header::LOCATION, leads);
+                }
+            }
             headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static("sandbox"));
             headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
             headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
@@ -236,17 +308,15 @@ fn outward(headers: &mut HeaderMap, passage: &Passage, upgraded: bool) {
 /// A cookie of a page, for its own host: one for the domain above would reach other previews and the API. Ours can't be
 /// set by a page.
 fn for_own_host(cookie: &HeaderValue) -> Option<HeaderValue> {
-    let Ok(text) = cookie.to_str() else { return None };
-    if text.trim_start().to_ascii_lowercase().starts_with(OWN_COOKIES) {
+    let bytes = cookie.as_bytes();
+    if is_own_cookie(bytes.trim_ascii_start()) {
         return None;
     }
-    let is_domain = |part: &&str| part.split('=').next().is_some_and(|name| name.trim().eq_ignore_ascii_case("domain"));
-    if !text.split(';').skip(1).any(|part| is_domain(&part)) {
-        return Some(cookie.clone());
-    }
-    let mut parts = text.split(';');
+    let name = |part: &[u8]| part.split(|byte| *byte == b'=').next().unwrap_or_default().trim_ascii().to_ascii_lowercase();
+    let mut parts = bytes.split(|byte| *byte == b';');
     let first = parts.next().into_iter();
-    HeaderValue::from_str(&first.chain(parts.filter(|part| !is_domain(part))).collect::<Vec<_>>().join(";")).ok()
+    let kept: Vec<&[u8]> = first.chain(parts.filter(|part| name(part) != b"domain")).collect();
+    HeaderValue::from_bytes(&kept.join(&b";"[..])).ok()
 }
 
 /// Lets both sides of an upgraded connection talk until both have ended, or the server ends.
@@ -425,7 +495,7 @@ mod tests {
             ("transfer-encoding", "chunked"),
             ("content-type", "text/html"),
         ]);
-        outward(&mut headers, &Passage::Path { prefix: String::new() }, false);
+        outward(&mut headers, &Passage::Path { prefix: String::new() }, None, 80, false);
         assert_eq!(text(&headers, "set-cookie"), None);
         assert_eq!(text(&headers, "transfer-encoding"), None);
         assert_eq!(text(&headers, "content-security-policy"), Some("sandbox"));
@@ -435,13 +505,44 @@ mod tests {
     }
 
     #[test]
+    fn a_redirect_never_leads_a_client_with_its_token_to_the_api() {
+        let prefix = "/v1/sessions/x/ports/80";
+        let led = |to: &str| led(to, prefix, Some("127.0.0.1:7420"), 80);
+        for (to, leads) in [
+            ("/a?b", Some("/v1/sessions/x/ports/80/a?b")),
+            ("/v1/sessions/y/stop", Some("/v1/sessions/x/ports/80/v1/sessions/y/stop")),
+            ("http://localhost:80/a", Some("/v1/sessions/x/ports/80/a")),
+            ("http://localhost:80", Some("/v1/sessions/x/ports/80/")),
+            ("a/b", Some("a/b")),
+            ("?page=../2", Some("?page=../2")),
+            ("https://example.com/..", Some("https://example.com/..")),
+            ("http://127.0.0.1:7420/v1/sessions", None),
+            ("//127.0.0.1:7420/v1/sessions", None),
+            ("/../../../../v1", None),
+            ("..", None),
+            ("/%2e%2e/%2E./v1", None),
+            ("/\\127.0.0.1:7420/", None),
+        ] {
+            assert_eq!(led(to).as_deref(), leads, "{to}");
+        }
+    }
+
+    #[test]
+    fn a_cookie_that_is_no_ascii_takes_no_other_along() {
+        let mut headers = HeaderMap::new();
+        headers.insert("cookie", HeaderValue::from_bytes("n=\u{fc}; dormouse_link=x; a=1".as_bytes()).unwrap());
+        strip_own_cookies(&mut headers);
+        assert_eq!(headers["cookie"].as_bytes(), "n=\u{fc}; a=1".as_bytes());
+    }
+
+    #[test]
     fn cookies_of_a_preview_stay_with_its_host() {
         let mut headers = map(&[
             ("set-cookie", "a=1; Path=/; HttpOnly"),
             ("set-cookie", "b=2; Domain=example.com; Path=/"),
             ("set-cookie", "dormouse_link=forged"),
         ]);
-        outward(&mut headers, &Passage::Host { strips_token: false }, false);
+        outward(&mut headers, &Passage::Host { strips_token: false }, None, 80, false);
         let cookies: Vec<_> = headers.get_all("set-cookie").iter().map(|value| value.to_str().unwrap()).collect();
         assert_eq!(cookies, ["a=1; Path=/; HttpOnly", "b=2; Path=/"]);
     }

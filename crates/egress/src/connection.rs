@@ -69,7 +69,7 @@ struct State {
     address: Option<IpAddr>,
     /// Requests are read and judged one by one.
     reads: bool,
-    requests: HashMap<u64, Asked>,
+    requests: HashMap<u64, (Destination, Asked)>,
     next_request: u64,
 }
 
@@ -173,18 +173,17 @@ impl Connection {
     }
 
     /// Judges a request and registers it while it lasts.
-    pub fn begin(self: &Arc<Self>, asked: Asked) -> Request {
+    pub fn begin(self: &Arc<Self>, to: &Destination, asked: Asked) -> Request {
         let mut state = locked(&self.state);
         let id = state.next_request;
         state.next_request += 1;
-        state.requests.insert(id, asked.clone());
-        let host = state.to.as_ref().map(|to| to.host.to_string()).unwrap_or_default();
+        state.requests.insert(id, (to.clone(), asked.clone()));
         drop(state);
         Request {
             connection: Arc::clone(self),
             id,
             asked,
-            host,
+            to: to.clone(),
             began: Instant::now(),
             status: AtomicU64::new(0),
             sent: AtomicU64::new(0),
@@ -204,7 +203,7 @@ impl Connection {
             },
             None => to.host.name().is_none_or(|name| !matches!(judge.name(name, to.port), Judgement::Deny(_))),
         };
-        let requests = || state.requests.values().all(|asked| judge.request(to, state.address, asked).is_ok());
+        let requests = || state.requests.values().all(|(to, asked)| judge.request(to, state.address, asked).is_ok());
         if !(stays && (!state.reads || requests())) {
             self.cut();
         }
@@ -250,7 +249,8 @@ pub(crate) struct Request {
     connection: Arc<Connection>,
     id: u64,
     pub asked: Asked,
-    host: String,
+    /// Where it goes, whatever the connection was aimed at since.
+    to: Destination,
     began: Instant,
     pub status: AtomicU64,
     pub sent: AtomicU64,
@@ -263,9 +263,12 @@ impl Request {
         let own = self.connection.egress.own.get();
         let state = locked(&self.connection.state);
         let grant = self.connection.egress.grant_now()?;
-        let Some(to) = &state.to else { return Err(Refusal::denied("it has no destination")) };
+        if state.to.as_ref() != Some(&self.to) {
+            // A rule of one host must never speak for another.
+            return Err(Refusal::denied("its connection leads elsewhere by now"));
+        }
         let judge = Judge { grant: &grant, own: &own };
-        judge.request(to, state.address, &self.asked).map(read).map_err(Refusal::denied)
+        judge.request(&self.to, state.address, &self.asked).map(read).map_err(Refusal::denied)
     }
 }
 
@@ -276,7 +279,7 @@ impl Drop for Request {
         if egress.grant_now().is_ok_and(|grant| grant.policy.log_requests) {
             egress.observer.request(RequestLine {
                 method: std::mem::take(&mut self.asked.method),
-                host: std::mem::take(&mut self.host),
+                host: self.to.host.to_string(),
                 path: std::mem::take(&mut self.asked.path),
                 status: u16::try_from(self.status.load(Relaxed)).unwrap_or_default(),
                 sent_bytes: self.sent.load(Relaxed),

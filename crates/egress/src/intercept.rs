@@ -28,9 +28,11 @@ const HANDSHAKE: u8 = 0x16;
 /// Longest method of a request that is looked for.
 const LONGEST_METHOD: usize = 32;
 /// Requests at once in one HTTP/2 connection from inside.
-const STREAMS: u32 = 128;
+const STREAMS: u32 = 64;
 /// Bytes of request bodies that one HTTP/2 connection from inside may be ahead.
 const WINDOW: u32 = 512 * 1024;
+/// Bytes of an answer that wait for a client that doesn't read, for each stream.
+const SEND_BUFFER: usize = 64 * 1024;
 
 /// What a client's first bytes are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -209,6 +211,7 @@ where
             .initial_stream_window_size(WINDOW)
             .initial_connection_window_size(WINDOW)
             .max_concurrent_streams(STREAMS)
+            .max_send_buf_size(SEND_BUFFER)
             .max_header_list_size(u32::try_from(LONGEST_HEAD).unwrap_or(u32::MAX))
             .auto_date_header(false);
         server.serve_connection(inside, service).await

@@ -51,6 +51,8 @@ pub struct Allowed<'p> {
     pub inject: Option<&'p Inject>,
     /// The path in the form that was judged, where that isn't what was written.
     pub path: Option<String>,
+    /// The header may go over plain HTTP, too: to the host's own loopback, or where the rule names the port.
+    pub goes_plain: bool,
 }
 
 /// A policy with what of the host it needs to know.
@@ -123,14 +125,14 @@ impl<'a> Judge<'a> {
     /// # Errors
     /// The reason, for people.
     pub fn request(&self, to: &Destination, address: Option<IpAddr>, asked: &Asked) -> Result<Allowed<'a>, String> {
-        let mut allowed = Allowed { inject: None, path: None };
+        let mut allowed = Allowed { inject: None, path: None, goes_plain: false };
         let mut saw_path = false;
         let mut pass = |outcome: Outcome<'a>| {
             saw_path |= outcome.saw_path;
             match outcome.judgement() {
                 Judgement::Deny(reason) if outcome.unclear => Err(format!("its path can be read in several ways, and {reason}")),
                 Judgement::Deny(reason) => Err(format!("{} {}: {reason}", asked.method, asked.path)),
-                _ => Ok(outcome.rule.and_then(|(_, rule)| rule.inject.as_ref())),
+                _ => Ok(outcome.rule.map(|(_, rule)| rule)),
             }
         };
         if let Some(name) = to.host.name() {
@@ -138,7 +140,9 @@ impl<'a> Judge<'a> {
                 return Err("this name means the sandbox itself".into());
             }
             // Rules with a header are about names, and name rules decide about names.
-            allowed.inject = pass(self.walk(View::Name(name), to.port, Some(asked)))?;
+            let rule = pass(self.walk(View::Name(name), to.port, Some(asked)))?;
+            allowed.inject = rule.and_then(|rule| rule.inject.as_ref());
+            allowed.goes_plain = name == HOST_NAME || rule.is_some_and(|rule| !rule.ports.is_empty());
         }
         let literal = if let Host::Address(address) = to.host { Some(address) } else { None };
         if let Some(address) = address.or(literal) {

@@ -19,6 +19,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::{
     convert::Infallible,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite},
@@ -56,12 +57,16 @@ where
     }
 }
 
+/// How long a client may take for a request's head; the same runs while it keeps a connection for its next request, and
+/// clients that keep some expect more than seconds.
+const IDLE_FOR: Duration = Duration::from_secs(300);
+
 /// An HTTP/1 server for streams from inside, for this front and where TLS ends.
 pub(crate) fn http1_server() -> http1::Builder {
     let mut server = http1::Builder::new();
     server
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_WITHIN)
+        .header_read_timeout(IDLE_FOR)
         .max_buf_size(LONGEST_HEAD)
         .preserve_header_case(true)
         .auto_date_header(false);
@@ -90,6 +95,8 @@ async fn answer(
     let asked = request.uri().authority().map(ToString::to_string).unwrap_or_default();
     let malformed = |why: String| refused(&Refusal::new(Kind::Malformed, why), if asked.is_empty() { "?" } else { &asked });
     if request.method() == Method::CONNECT {
+        // Aims the connection at something else, whether or not it gets there.
+        *crate::locked(last) = None;
         return match Destination::parse(&asked, None) {
             Ok(to) => tunnel(connection, to, request).await,
             Err(why) => malformed(why),

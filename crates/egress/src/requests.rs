@@ -32,7 +32,7 @@ const HOP_BY_HOP: &[&str] = &[
 /// Sends a request on, if it is allowed, and gives its answer or ours.
 pub(crate) async fn forward(connection: &Arc<Connection>, backend: &Backend, request: Request<Incoming>) -> Response<Passing> {
     let asked = Asked { method: request.method().to_string(), path: request.uri().path().to_owned() };
-    let record = Arc::new(connection.begin(asked));
+    let record = Arc::new(connection.begin(&backend.to, asked));
     let result = try_forward(connection, backend, request, &record).await;
     let response = result.unwrap_or_else(|refusal| {
         connection.egress.tell_refused(&backend.to, &refusal);
@@ -66,8 +66,12 @@ async fn try_forward(
         return Err(Refusal::new(Kind::Malformed, "a CONNECT has no place in a connection whose requests are read"));
     }
     let authority = authority(&request, &backend.to)?;
-    let (inject, path) = record.judge(|allowed| (allowed.inject.cloned(), allowed.path))?;
-    if inject.is_some() && request.method() == Method::TRACE {
+    let (inject, path, goes_plain) = record.judge(|allowed| (allowed.inject.cloned(), allowed.path, allowed.goes_plain))?;
+    if inject.is_some() && !backend.is_tls() && !goes_plain {
+        let why = "its rule adds a secret, and only TLS says who gets it: a rule that means plain HTTP names the port";
+        return Err(Refusal::denied(why));
+    }
+    if inject.is_some() && request.method().as_str().eq_ignore_ascii_case("TRACE") {
         return Err(Refusal::denied("its rule adds a secret, and the answer to a TRACE would show it"));
     }
     let injected = match &inject {

@@ -20,12 +20,27 @@ pub trait Resolve: Send + Sync + 'static {
     fn resolve<'a>(&'a self, name: &'a str) -> Resolving<'a>;
 }
 
+/// Names that are asked for at once.
+const MOST_QUESTIONS: usize = 16;
+
 /// The resolver of the host.
 pub struct SystemResolver;
 
 impl Resolve for SystemResolver {
     fn resolve<'a>(&'a self, name: &'a str) -> Resolving<'a> {
-        Box::pin(async move { Ok(tokio::net::lookup_host((name, 0)).await?.map(|address| address.ip()).collect()) })
+        use std::net::ToSocketAddrs;
+        // Held by the thread itself, which nobody can break off: a silent name server takes so many threads, and no more.
+        static PLACES: std::sync::LazyLock<Arc<tokio::sync::Semaphore>> =
+            std::sync::LazyLock::new(|| Arc::new(tokio::sync::Semaphore::new(MOST_QUESTIONS)));
+        let name = name.to_owned();
+        Box::pin(async move {
+            let place = Arc::clone(&PLACES).acquire_owned().await.map_err(io::Error::other)?;
+            let asked = tokio::task::spawn_blocking(move || {
+                let _place = place;
+                Ok((name.as_str(), 0).to_socket_addrs()?.map(|address| address.ip()).collect())
+            });
+            asked.await.map_err(io::Error::other)?
+        })
     }
 }
 

@@ -331,6 +331,11 @@ pub(crate) async fn intend(inner: &Arc<Inner>, caller: &Caller, new: &NewSession
     let Intent { id, origin, old, made } = intent;
     if let Some(policy) = &new.network {
         network::authorize(inner, caller, policy, None).await?;
+    } else if let Some(origin) = origin.as_ref().filter(|origin| new.secrets && !origin.source.secrets_withheld) {
+        // A snapshot may be older than what its session may do now: only what that still has is given along unasked.
+        let source = inner.present(origin.snapshot.session_id).await.ok().map(|session| session.view().row);
+        let before = source.as_ref().filter(|row| !row.secrets_withheld).map(|row| &row.network);
+        network::authorize(inner, caller, &origin.source.network, before).await?;
     }
     reserve::check_room(&inner.config.data_dir)?;
     inner.pool.created();

@@ -16,7 +16,13 @@ use crate::{
 use lifecycle::Command;
 use model::{EventType, OperationId, SessionId, State, Timestamp};
 use serde_json::json;
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 use store::{Cursor, NewEvent, OperationRow, Page, SessionChange, SessionFilter, SessionRow, Store};
 
 /// The name under which the store keeps this server's own.
@@ -258,10 +264,10 @@ impl Engine {
     pub async fn patch(&self, caller: &Caller, id: SessionId, patch: SessionPatch) -> Result<SessionView, Error> {
         let session = self.inner.present(id).await?;
         policy::check(&patch, &session.view().row, self.inner.now())?;
+        let agreed = session.view().row;
         if let Some(policy) = &patch.network {
-            let row = session.view().row;
             // Rules of a policy that its secrets were withheld from have been agreed to by nobody here.
-            let before = Some(&row.network).filter(|_| !row.secrets_withheld);
+            let before = Some(&agreed.network).filter(|_| !agreed.secrets_withheld);
             network::authorize(&self.inner, caller, policy, before).await?;
         }
         let network_changes = patch.network.is_some();
@@ -270,7 +276,14 @@ impl Engine {
             self.set_services(caller, id, services).await?;
         }
         let (now, actor) = (self.inner.now(), caller.actor.clone());
+        let overtaken = Arc::new(AtomicBool::new(false));
+        let is_overtaken = overtaken.clone();
         let change = move |row: &SessionRow| {
+            // What was agreed to is what was in force then.
+            if network_changes && (row.network != agreed.network || row.secrets_withheld != agreed.secrets_withheld) {
+                is_overtaken.store(true, Ordering::Relaxed);
+                return None;
+            }
             let mut change = SessionChange::new(row.clone());
             let fields = apply(&mut change.session, &patch, now);
             if fields.is_empty() {
@@ -282,6 +295,10 @@ impl Engine {
             Some(change)
         };
         self.inner.change(&session, Box::new(change)).await?;
+        if overtaken.load(Ordering::Relaxed) {
+            let detail = "its network was changed by somebody else in the same moment: look at it, and try again".to_owned();
+            return Err(Error::Conflict { detail });
+        }
         if idle_changes {
             policy::look_soon(&self.inner, &session);
         }

@@ -17,7 +17,7 @@ mod tell;
 pub use dial::{Connection, NetworkView};
 pub(crate) use keys::Keyring;
 pub use secrets::Secret;
-pub(crate) use secrets::{authorize, names_unlimited};
+pub(crate) use secrets::authorize;
 pub(crate) use tell::{Wanted, begin, enforce, follow, inside, reset, spec, tell};
 
 use model::Timestamp;

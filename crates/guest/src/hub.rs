@@ -286,8 +286,13 @@ impl Hub {
         }
     }
 
+    /// Between the answer to a Hello and its Ready, too: what happens then has not been told by the answer.
+    fn says(&self) -> bool {
+        self.mode != Mode::Silent
+    }
+
     fn say(&mut self, frame: Frame) {
-        if matches!(self.mode, Mode::Open | Mode::Quiescing) {
+        if self.says() {
             self.control.push_back(frame);
             self.writer.notify_one();
         }
@@ -419,6 +424,10 @@ impl Hub {
 
     pub fn on_ack(&mut self, id: StreamId, offset: Offset) {
         let Some(stream) = self.sending.get_mut(&id) else { return };
+        if offset < stream.window.acked() {
+            // Said before a greeting that knew more.
+            return;
+        }
         if let Err(error) = stream.window.ack(offset) {
             log!("stream {}: {error}", id.0);
             return;
@@ -441,10 +450,8 @@ impl Hub {
 
     pub fn on_data(&mut self, id: StreamId, offset: Offset, bytes: Bytes) {
         let Some(stream) = self.receiving.get_mut(&id) else {
-            if id.0 >= CONNECTION_STREAMS {
-                // Whoever sends it doesn't know yet that it leads nowhere.
-                self.say(Frame::Reset { stream: id, reason: "the connection is gone".into() });
-            }
+            // Whoever sends it doesn't know yet that it leads nowhere.
+            self.say(Frame::Reset { stream: id, reason: "nobody reads it any more".into() });
             return;
         };
         match arrive(stream.received, offset, bytes) {
@@ -458,7 +465,14 @@ impl Hub {
                 stream.queue.push_back(bytes);
                 stream.news.notify_one();
             }
-            Ok(Arrival::Duplicate) => {}
+            Ok(Arrival::Duplicate) => {
+                if stream.role == Role::Connection {
+                    // Its sender may have missed what was said of it.
+                    let taken = stream.taken;
+                    self.acks.insert(id, taken);
+                    self.writer.notify_one();
+                }
+            }
             Err(hole) => self.reset(id, &hole.to_string()),
         }
     }
@@ -508,7 +522,7 @@ impl Hub {
         stream.in_flight = stream.in_flight.saturating_sub(count);
         stream.taken = stream.taken.plus(count);
         let taken = stream.taken;
-        if taken >= stream.kept && matches!(self.mode, Mode::Open | Mode::Quiescing) {
+        if taken >= stream.kept && self.says() {
             self.acks.insert(id, taken);
             self.writer.notify_one();
         }
@@ -517,7 +531,7 @@ impl Hub {
     /// The stream's end has been used, too.
     pub fn close_receiving(&mut self, id: StreamId) {
         let Some(stream) = self.receiving.remove(&id) else { return };
-        if stream.role == Role::Connection && matches!(self.mode, Mode::Open | Mode::Quiescing) {
+        if stream.role == Role::Connection && self.says() {
             // Else a sender that has nothing else acknowledged would keep its side for ever.
             self.acks.insert(id, stream.received);
             self.writer.notify_one();

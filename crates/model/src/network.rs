@@ -126,6 +126,18 @@ impl Policy {
         self.rules.iter().any(Rule::reads_requests)
     }
 
+    /// Takes out what opens something on the machine that a session runs on: address rules that allow, the host's loopback,
+    /// previews that need no token. For policies that come from elsewhere.
+    pub fn close_here(&mut self) {
+        let opens = |rule: &Rule| match &rule.to {
+            Target::Net(_) => true,
+            Target::Host(host) => host == HOST_NAME,
+            Target::Any | Target::Below(_) => false,
+        };
+        self.rules.retain(|rule| rule.verdict == Verdict::Deny || !opens(rule));
+        self.public_ports.clear();
+    }
+
     /// The secrets that rules name, each once.
     pub fn secrets(&self) -> Vec<&SecretName> {
         let mut names: Vec<&SecretName> =

@@ -91,6 +91,8 @@ struct State {
     first: BytesMut,
     control: VecDeque<Frame>,
     acks: BTreeMap<StreamId, Offset>,
+    /// Events up to this number are recorded, which is to be said.
+    events: Option<u64>,
     sending: BTreeMap<StreamId, Sending>,
     /// The stream that had its turn last.
     turn: StreamId0,
@@ -176,6 +178,8 @@ impl Link {
             }
             state.stage = Some(Stage::Greeting);
             state.decoder.expect_preamble();
+            // What is acknowledged from here on is said once the link is open.
+            state.acks.clear();
             state.hello = Some(tell);
             let frame = Frame::control(&ToGuest::Hello(hello)).map_err(protocol_error)?;
             state.first.extend_from_slice(&PREAMBLE);
@@ -217,7 +221,6 @@ impl Link {
                 sending.tell();
             }
         }
-        state.acks.clear();
         state.control.push_front(Frame::control(&ToGuest::Ready { acks }).map_err(protocol_error)?);
         state.stage = Some(Stage::Open);
         drop(state);
@@ -470,10 +473,8 @@ impl Link {
 
     /// Events up to `seq` are recorded.
     pub fn ack_events(&self, seq: u64) {
-        if let Ok(frame) = Frame::control(&ToGuest::AckEvents { seq }) {
-            self.lock().control.push_back(frame);
-            self.wake.notify_one();
-        }
+        self.lock().events = Some(seq);
+        self.wake.notify_one();
     }
 
     /// What a stream to the guest still holds: first offset, bytes, whether it is finished.
@@ -508,6 +509,9 @@ impl State {
             _ => return,
         }
         for frame in self.control.drain(..) {
+            frame.encode(out);
+        }
+        if let Some(Ok(frame)) = self.events.take().map(|seq| Frame::control(&ToGuest::AckEvents { seq })) {
             frame.encode(out);
         }
         for (stream, offset) in std::mem::take(&mut self.acks) {
@@ -608,6 +612,7 @@ impl Link {
             Frame::End { stream, offset } => incoming.end(stream, offset),
             Frame::Ack { stream, offset } => self.lock().acked(stream, offset),
             Frame::Reset { stream, reason } => {
+                self.lock().acks.remove(&stream);
                 if let Some(mut sending) = self.lock().sending.remove(&stream) {
                     sending.tell();
                 }

@@ -25,6 +25,8 @@ pub struct SendWindow {
     limit: usize,
     acked: Offset,
     sent: Offset,
+    /// The furthest that was ever sent: a receiver may have it although it is to be sent again.
+    furthest: Offset,
     ended: bool,
     end_sent: bool,
 }
@@ -48,7 +50,7 @@ pub struct BadAck {
 impl SendWindow {
     /// A stream whose first byte will have offset `start`.
     pub fn starting_at(start: Offset) -> Self {
-        Self { kept: BytesMut::new(), limit: WINDOW, acked: start, sent: start, ended: false, end_sent: false }
+        Self { kept: BytesMut::new(), limit: WINDOW, acked: start, sent: start, furthest: start, ended: false, end_sent: false }
     }
 
     /// One of a network connection.
@@ -129,11 +131,13 @@ impl SendWindow {
     /// # Errors
     /// [`BadAck`] when that can't be; the receiver is broken or hostile.
     pub fn ack(&mut self, offset: Offset) -> Result<(), BadAck> {
-        if offset < self.acked || offset > self.sent {
-            return Err(BadAck { acked: offset, from: self.acked, to: self.sent });
+        let furthest = self.furthest.max(self.sent);
+        if offset < self.acked || offset > furthest {
+            return Err(BadAck { acked: offset, from: self.acked, to: furthest });
         }
         self.kept.advance(offset.since(self.acked) as usize);
         self.acked = offset;
+        self.sent = self.sent.max(offset);
         if self.kept.is_empty() {
             // Most connections are silent most of the time.
             self.kept = BytesMut::new();
@@ -151,6 +155,7 @@ impl SendWindow {
         }
         self.kept.advance(offset.since(self.acked) as usize);
         self.acked = offset;
+        self.furthest = self.furthest.max(self.sent);
         self.sent = offset;
         self.end_sent = false;
         Ok(())
@@ -241,6 +246,18 @@ mod tests {
         window.next_outgoing();
         assert!(window.ack(Offset(3)).is_ok());
         assert!(window.ack(Offset(2)).is_err());
+    }
+
+    #[test]
+    fn what_is_to_be_sent_again_can_be_acknowledged_before() {
+        let mut window = SendWindow::starting_at(Offset::ZERO);
+        window.take_in(b"abcdef");
+        window.next_outgoing();
+        window.rewind(Offset(2)).unwrap();
+        window.ack(Offset(5)).unwrap();
+        assert_eq!(window.next_outgoing(), Some(Outgoing::Data { offset: Offset(5), bytes: Bytes::from_static(b"f") }));
+        window.take_in(b"g");
+        assert!(window.ack(Offset(7)).is_err(), "that was never sent");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Health, metrics, and the description of the interface.
 
-use crate::{AppState, error::ApiError, extract, metrics, openapi};
+use crate::{AppState, auth::Principal, error::ApiError, extract, metrics, openapi};
 use api_types::{Problem, ProblemCode};
 use axum::{
     extract::State as Shared,
@@ -31,8 +31,10 @@ pub(crate) async fn readyz(Shared(app): Shared<AppState>) -> Result<Response, Ap
 /// Figures for Prometheus.
 #[utoipa::path(get, path = "/metrics", tag = "server",
     responses((status = 200, body = String, content_type = "application/openmetrics-text"), (status = "default", body = Problem)))]
-pub(crate) async fn metrics(Shared(app): Shared<AppState>) -> Response {
-    let counts = app.engine().counts().await;
+pub(crate) async fn metrics(Shared(app): Shared<AppState>, who: Principal) -> Response {
+    let mut counts = app.engine().counts().await;
+    // Whom a session talks to is for those whom it concerns.
+    counts.traffic.retain(|(session, _, _)| who.reaches(*session));
     let text = app.metrics().render(&counts);
     ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response()
 }

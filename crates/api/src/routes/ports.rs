@@ -103,7 +103,9 @@ fn split(uri: &http::Uri, keeps_query_token: bool) -> (String, String) {
     let (prefix, inside) = path.split_at(end);
     let mut target = if inside.is_empty() { "/".to_owned() } else { inside.to_owned() };
     if let Some(query) = uri.query() {
-        let kept: Vec<&str> = query.split('&').filter(|pair| keeps_query_token || !pair.starts_with("access_token=")).collect();
+        let is_kept =
+            |pair: &&str| if keeps_query_token { !proxy::is_our_token(pair) } else { !pair.starts_with("access_token=") };
+        let kept: Vec<&str> = query.split('&').filter(is_kept).collect();
         if !kept.is_empty() {
             target.push('?');
             target.push_str(&kept.join("&"));

@@ -131,13 +131,6 @@ pub(crate) async fn authorize(inner: &Inner, caller: &Caller, policy: &Policy, b
     rules::check(policy, before, &known, caller.has(Scope::Admin))
 }
 
-/// True where a policy that comes from elsewhere names a secret that may be sent anywhere: nobody here has agreed to that.
-pub(crate) async fn names_unlimited(inner: &Inner, policy: &Policy) -> Result<bool, Error> {
-    let rows = inner.store.list_secrets().await?;
-    let named = policy.secrets();
-    Ok(named.iter().any(|name| rows.iter().find(|row| row.name == **name).is_none_or(|row| row.hosts.is_empty())))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,7 +13,6 @@ use crate::{
     ByteStream, Caller, Engine, Error, ImportOptions, NewSnapshot, SessionView, ending, facts,
     inner::{Inner, blocking},
     launch::{ensure_private_dir, io_error},
-    network,
     parcels::image_error,
     programs::hash_of,
     reserve, rollback,
@@ -307,8 +306,9 @@ async fn adopt(
                 row.template_hash = Some(hash.to_string());
             }
             settle(&mut row, inner, caller, generation);
-            // The file may be anybody's: what may be sent anywhere isn't given to its rules before somebody sets them here.
-            row.secrets_withheld |= network::names_unlimited(inner, &row.network).await?;
+            // The file may be anybody's: what it would open here has to be set here.
+            row.secrets_withheld |= !row.network.secrets().is_empty();
+            row.network.close_here();
             commit(inner, caller, row, original, history).await
         }
         Err(error) => Err(error),

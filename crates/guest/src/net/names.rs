@@ -21,6 +21,8 @@ use wire::guest::{Dial, NameAnswer};
 const FIRST: u32 = u32::from_be_bytes([127, 64, 0, 1]);
 /// How many names have an address at once. The one that was asked for longest ago loses its own.
 const MOST_NAMES: usize = 1024;
+/// How many listeners there are for all of them.
+const MOST_LISTENERS: usize = 2048;
 /// Seconds for which a program may keep an answer.
 const KEEP: u32 = 10;
 /// How long the supervisor may take to say whether a name is allowed.
@@ -67,6 +69,17 @@ impl Names {
         self.used = self.used.wrapping_add(1);
         self.by_name.insert(name.to_owned(), Named { address, listeners: BTreeMap::new() });
         address
+    }
+}
+
+impl Names {
+    /// Gives up the names that were asked for longest ago, but for this one, while there are too many listeners.
+    fn bound(&mut self, keep: &str) {
+        let count = |names: &Names| names.by_name.values().map(|named| named.listeners.len()).sum::<usize>();
+        while count(self) > MOST_LISTENERS {
+            let Some(oldest) = self.order.pop_front().filter(|name| name != keep) else { return };
+            self.by_name.remove(&oldest);
+        }
     }
 }
 
@@ -144,6 +157,7 @@ async fn ask(guest: &Rc<Guest>, name: &str) -> Option<NameAnswer> {
 fn listen_for(guest: &Rc<Guest>, name: &str, ports: &[u16]) -> Ipv4Addr {
     let mut names = guest.net.names.borrow_mut();
     let address = names.ensure(name);
+    names.bound(name);
     let Some(named) = names.by_name.get_mut(name) else { return address };
     for port in ports {
         if named.listeners.get(port).is_some_and(|listener| !listener.is_finished()) {

@@ -66,6 +66,16 @@ fn what_is_malformed_is_named_with_its_rule() {
 }
 
 #[test]
+fn what_comes_from_elsewhere_opens_nothing_here() {
+    let mut read = policy(json!({ "rules": [
+        { "allow": "a.example" }, { "allow": "10.0.0.0/8" }, { "deny": "11.0.0.0/8" }, { "allow": "host.dormouse.internal" }
+    ], "public_ports": [80] }))
+    .unwrap();
+    read.close_here();
+    assert_eq!(read, policy(json!({ "rules": [{ "allow": "a.example" }, { "deny": "11.0.0.0/8" }] })).unwrap());
+}
+
+#[test]
 fn names_match_whole_and_below() {
     let target = |text: &str| text.parse::<Target>().unwrap();
     assert!(target("Example.COM.").matches_name("example.com"));

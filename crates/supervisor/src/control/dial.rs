@@ -11,7 +11,7 @@ use wire::{Frame, control::Answer};
 
 /// Serves it to its end.
 pub async fn serve(core: &Arc<Core>, mut connection: Connection, port: u16) {
-    let (from_inside, to_inside) = match core.dial(port).await {
+    let (mut from_inside, to_inside) = match core.dial(port).await {
         Ok(halves) => halves,
         Err(error) => {
             let _ = connection.send(&Answer::Error { error }).await;
@@ -22,14 +22,22 @@ pub async fn serve(core: &Arc<Core>, mut connection: Connection, port: u16) {
         return;
     }
     let (from, to) = connection.split();
-    let (inward, outward) = (inward(core, from, to_inside, port), outward(core, from_inside, to, port));
-    tokio::pin!(inward, outward);
-    // Where one breaks, or the server hangs up, both are dropped, which resets the connection inside.
-    tokio::select! {
-        () = &mut inward => {}
-        whole = &mut outward => if whole {
-            inward.await;
-        },
+    let whole = {
+        let (inward, outward) = (inward(core, from, to_inside, port), outward(core, &mut from_inside, to, port));
+        tokio::pin!(inward, outward);
+        tokio::select! {
+            () = &mut inward => false,
+            whole = &mut outward => {
+                if whole {
+                    inward.await;
+                }
+                whole
+            }
+        }
+    };
+    if !whole {
+        // One side broke, or the server hung up before the program had its say.
+        from_inside.abort();
     }
 }
 
@@ -58,7 +66,7 @@ async fn inward(core: &Core, mut from: FromServer, to: Outgoing, port: u16) {
 }
 
 /// From the program to the server. False: broken off.
-async fn outward(core: &Core, mut from: Incoming, mut to: ToServer, port: u16) -> bool {
+async fn outward(core: &Core, from: &mut Incoming, mut to: ToServer, port: u16) -> bool {
     loop {
         match from.next().await {
             Ok(Some(bytes)) => {

@@ -78,6 +78,11 @@ impl Incoming {
         Ok(Some(bytes).filter(|bytes| !bytes.is_empty()))
     }
 
+    /// Of no use any more although what went in was finished: its program shall see a reset.
+    pub fn abort(&self) {
+        self.both.written.store(false, Ordering::Relaxed);
+    }
+
     /// Ready with some bytes, or with none at their end.
     fn poll_take(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<Bytes>> {
         let bytes = ready!(self.arrived.poll_take(cx, most))?;
