@@ -17,8 +17,8 @@ const BEARER: &str = "Bearer canary-3b1f-secret";
 fn policy() -> serde_json::Value {
     let inject = json!({ "header": "Authorization", "value": "Bearer {KEY}" });
     json!({ "log_requests": true, "rules": [
-        { "allow": "api.test", "methods": ["GET"], "path": "/v1/", "inject": inject },
-        { "allow": "api.test", "methods": ["POST"], "inject": inject },
+        { "allow": "api.test", "ports": ["1-65535"], "methods": ["GET"], "path": "/v1/", "inject": inject },
+        { "allow": "api.test", "ports": ["1-65535"], "methods": ["POST"], "inject": inject },
         { "allow": "api.test", "path": "/ws" }, { "allow": "api.test", "path": "/sse" }, { "allow": "api.test", "path": "/endless" },
         { "allow": "api.test", "path": "/trailers" }, { "allow": "api.test", "path": "/close" },
         { "deny": "api.test" }
@@ -127,6 +127,38 @@ async fn plain_requests_are_judged_the_same() {
     assert!(origin.last().contains(BEARER));
     let (status, _, _) = read(proxy.send_request(get(&format!("http://{to}/v2/b"), &[])).await.unwrap()).await;
     assert_eq!((status, origin.count()), (403, 2));
+}
+
+#[tokio::test]
+async fn a_secret_goes_over_plain_http_only_where_its_rule_names_the_port() {
+    let inject = json!({ "header": "Authorization", "value": "Bearer {KEY}" });
+    let world = world(json!({ "rules": [{ "allow": "api.test", "inject": inject }] }));
+    let origin = origin(None).await;
+    let to = format!("http://api.test:{}/", origin.port);
+    let mut proxy = client1(world.proxy()).await;
+    let (status, _, sentence) = read(proxy.send_request(get(&to, &[])).await.unwrap()).await;
+    assert!(status == 403 && sentence.contains("TLS"), "{status} {sentence}");
+    assert_eq!(origin.count(), 0, "nothing was sent");
+}
+
+#[tokio::test]
+async fn a_rule_speaks_for_its_own_host_whatever_the_connection_was_aimed_at_since() {
+    let inject = json!({ "header": "Authorization", "value": "Bearer {KEY}" });
+    let world = world(json!({ "rules": [{ "allow": "api.test", "ports": ["1-65535"], "inject": inject }, { "allow": "*" }] }));
+    let evil = origin(None).await;
+    let to = format!("http://other.test:{}/", evil.port);
+    let mut proxy = client1(world.proxy()).await;
+    let (status, _, _) = read(proxy.send_request(get(&to, &[])).await.unwrap()).await;
+    assert_eq!(status, 200);
+    // A tunnel that can't be made leaves the connection to the proxy as it was.
+    let (listener, closed) = listen().await;
+    drop(listener);
+    let tunnel = ask("CONNECT", &format!("api.test:{closed}"), &[], "");
+    let (status, _, _) = read(proxy.send_request(tunnel).await.unwrap()).await;
+    assert_eq!(status, 502);
+    let (status, _, _) = read(proxy.send_request(get(&to, &[])).await.unwrap()).await;
+    assert_eq!((status, evil.count()), (200, 2));
+    assert!(!evil.last().contains(BEARER), "{}", evil.last());
 }
 
 #[tokio::test]
