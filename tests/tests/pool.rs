@@ -47,6 +47,7 @@ fn nothing_left_of(data: &Path, ids: &HashSet<String>) {
 
 #[test]
 fn sixty_sessions_created_at_once_have_nothing_in_common_and_leave_nothing_behind() {
+    let _alone = alone();
     let mut server = server();
     let rounds = if dormouse_tests::long() { 10 } else { 1 };
     let mut seen = HashSet::new();
@@ -89,6 +90,7 @@ fn sixty_sessions_created_at_once_have_nothing_in_common_and_leave_nothing_behin
 
 #[test]
 fn a_create_claims_what_is_ready_and_the_pool_fills_up_again_and_ends_with_the_server() {
+    let _alone = alone();
     let mut server = server();
     let ready = full_pool(server.data());
     let listed = server.client.get("/v1/sessions").expect(200).json();
@@ -112,6 +114,7 @@ fn a_create_claims_what_is_ready_and_the_pool_fills_up_again_and_ends_with_the_s
 
 #[test]
 fn after_a_kill_of_the_server_its_pool_is_adopted_or_removed() {
+    let _alone = alone();
     let mut server = server();
     let before = full_pool(server.data());
     server.kill();
@@ -126,4 +129,10 @@ fn after_a_kill_of_the_server_its_pool_is_adopted_or_removed() {
     session.delete();
     assert_eq!(server.terminate(), Some(0));
     leftovers::expect_none(server.data());
+}
+
+/// One test at a time: sixty idle sandboxes keep a small machine busy, and the others wait for what has its limits.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
