@@ -372,7 +372,10 @@ fn tokens_templates_and_the_rest_of_the_house() {
     assert!(doctor.out.contains("runsc") && doctor.out.contains("memory snapshots"), "{doctor:?}");
     let script = out(&server, &["completions", "bash"]);
     assert!(script.contains("_dormouse") && script.contains("hibernate"), "{script}");
-    assert!(finish(Command::new("bash").args(["-n", "-c", &script])).code == 0, "bash can read it");
+    // By a file: it is longer than an argument may be.
+    let file = server.data().join("completions.bash");
+    std::fs::write(&file, &script).expect("a file");
+    assert!(finish(Command::new("bash").arg("-n").arg(&file)).code == 0, "bash can read it");
     fails(&server, &["completions", "tcl"], 2, "tcl");
     fails(&server, &["frobnicate"], 2, "frobnicate");
     fails(&server, &["new", "a/b"], 2, "'/'");
