@@ -12,8 +12,6 @@
 
 mod connections;
 
-pub use connections::CONNECTION_STREAMS;
-
 use bytes::{Bytes, BytesMut};
 use model::Offset;
 use std::{
@@ -24,7 +22,7 @@ use tokio::sync::Notify;
 use wire::{
     Frame, StreamId, WireError,
     frame::{MAX_DATA, PREAMBLE},
-    guest::{Dial, FromGuest, GuestEvent, HelloReply, ReceivingStream, Reply, Role, SendingStream, StreamAt},
+    guest::{CONNECTION_STREAMS, Dial, FromGuest, GuestEvent, HelloReply, ReceivingStream, Reply, Role, SendingStream, StreamAt},
     window::{Arrival, Outgoing, SendWindow, WINDOW, arrive},
 };
 

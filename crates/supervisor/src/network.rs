@@ -24,15 +24,15 @@ use wire::{
     Code, FrameError, StreamId, WireError,
     control::{CaSeed, Credentials, NetworkSpec, OpenConnection, Phase},
     facts::{Fact, HostTraffic as TrafficFact},
-    guest::{Dial, GuestEvent, HelloReply, ListeningPort, Network, PROXY_PORT, Reply, Request, Role, StreamAt},
+    guest::{
+        CONNECTION_STREAMS, Dial, GuestEvent, HelloReply, ListeningPort, Network, PROXY_PORT, Reply, Request, Role, StreamAt,
+    },
     layout::JournalName,
     window::SendWindow,
 };
 
 pub use inside::{Arrived, Incoming, Outgoing};
 
-/// First of the numbers that a guest gives to connections.
-const GUEST_STREAMS: u32 = 0xC000_0000;
 /// Open connections that are listed.
 const LISTED: usize = 200;
 /// Most connections at once.
@@ -142,7 +142,7 @@ impl Core {
     /// # Errors
     /// A number that no guest may use, or that is in use.
     pub fn dialed(&self, stream: StreamId, to: Dial) -> Result<(), FrameError> {
-        if stream.0 < GUEST_STREAMS || self.receives(stream) || self.link.is_sending(stream) {
+        if stream.0 < CONNECTION_STREAMS || self.receives(stream) || self.link.is_sending(stream) {
             return Err(FrameError::BadControl(format!("stream {} can't be a new connection's", stream.0)));
         }
         if self.connections().max(self.link.connections()) >= MOST_KNOWN {

@@ -32,6 +32,10 @@ pub const GUEST_PATH: &str = "/usr/lib/dormouse/dormouse-guest";
 /// Where the guest listens inside, on loopback, for HTTP and SOCKS clients: one port for both.
 pub const PROXY_PORT: u16 = 7429;
 
+/// First of the stream numbers that a guest gives to connections of its own; those that a supervisor chooses, and those of
+/// services, are below.
+pub const CONNECTION_STREAMS: u32 = 0xC000_0000;
+
 /// Something that the guest started and answers for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

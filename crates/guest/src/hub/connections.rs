@@ -6,12 +6,9 @@ use std::rc::Rc;
 use tokio::sync::Notify;
 use wire::{
     Frame, StreamId,
-    guest::{Dial, FromGuest, Role},
+    guest::{CONNECTION_STREAMS, Dial, FromGuest, Role},
     window::SendWindow,
 };
-
-/// First of the numbers that the guest itself gives to connections; those of services are below.
-pub const CONNECTION_STREAMS: u32 = 0xC000_0000;
 
 impl Hub {
     /// Asks the supervisor for a connection. It is said at once, or when somebody listens again.

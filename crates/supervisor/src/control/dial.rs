@@ -11,6 +11,7 @@ use wire::{Frame, control::Answer};
 
 /// Serves it to its end.
 pub async fn serve(core: &Arc<Core>, mut connection: Connection, port: u16) {
+    let name = format!("port {port}");
     let (mut from_inside, to_inside) = match core.dial(port).await {
         Ok(halves) => halves,
         Err(error) => {
@@ -22,8 +23,9 @@ pub async fn serve(core: &Arc<Core>, mut connection: Connection, port: u16) {
         return;
     }
     let (from, to) = connection.split();
+    let moves = || core.note_activity(Kind::Traffic, &name);
     let whole = {
-        let (inward, outward) = (inward(core, from, to_inside, port), outward(core, &mut from_inside, to, port));
+        let (inward, outward) = (inward(from, to_inside, moves), outward(&mut from_inside, to, moves));
         tokio::pin!(inward, outward);
         tokio::select! {
             () = &mut inward => false,
@@ -41,8 +43,8 @@ pub async fn serve(core: &Arc<Core>, mut connection: Connection, port: u16) {
     }
 }
 
-/// From the server to the program, until the server hangs up or nobody listens inside.
-async fn inward(core: &Core, mut from: FromServer, to: Outgoing, port: u16) {
+/// From the server to the program, until the server hangs up or nobody listens inside. `moves` is told of bytes.
+async fn inward(mut from: FromServer, to: Outgoing, moves: impl Fn()) {
     let mut said = false;
     loop {
         let frame = tokio::select! {
@@ -51,7 +53,7 @@ async fn inward(core: &Core, mut from: FromServer, to: Outgoing, port: u16) {
         };
         match frame {
             Ok(Some(Frame::Data { bytes, .. })) if !said => {
-                core.note_activity(Kind::Traffic, &format!("port {port}"));
+                moves();
                 if !to.send(&bytes).await {
                     return;
                 }
@@ -66,11 +68,11 @@ async fn inward(core: &Core, mut from: FromServer, to: Outgoing, port: u16) {
 }
 
 /// From the program to the server. False: broken off.
-async fn outward(core: &Core, from: &mut Incoming, mut to: ToServer, port: u16) -> bool {
+async fn outward(from: &mut Incoming, mut to: ToServer, moves: impl Fn()) -> bool {
     loop {
         match from.next().await {
             Ok(Some(bytes)) => {
-                core.note_activity(Kind::Traffic, &format!("port {port}"));
+                moves();
                 if to.send_data(bytes).await.is_err() {
                     return false;
                 }
